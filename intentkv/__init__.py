@@ -1,0 +1,3 @@
+"""Session-aware KV cache pruning for SGLang."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,223 @@
+"""What a user can set: for the server (flags, a TOML file, keyword arguments) and for one request.
+
+Importable without torch and without SGLang, since the flags are added in processes that never use the rest.
+"""
+
+import argparse
+import dataclasses
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from intentkv import checks
+from intentkv.errors import SettingsError
+from intentkv.keep.budget import DEFAULT_BUDGET, Budget
+from intentkv.score.registry import SCORERS
+
+__all__ = [
+    "Budget",
+    "RequestSettings",
+    "Settings",
+    "add_flags",
+    "parse_request",
+    "settings_from_flags",
+    "settings_from_kwargs",
+]
+
+
+@dataclass(frozen=True)
+class _Field:
+    """One server setting: how it is checked, and what `--help` says about it."""
+
+    check: Callable[[object], Any]
+    metavar: str
+    help: str
+
+
+_LAYOUTS = ("reclaim", "mask")
+_FIELDS: dict[str, _Field] = {
+    "scorer": _Field(checks.choice(SCORERS), "NAME", f"how history tokens are ranked: {', '.join(SCORERS)}"),
+    "budget": _Field(Budget.parse, "N|N%", "history tokens kept: a number, or a share of the history such as 25%"),
+    "trigger": _Field(checks.integer(1), "N", "an event needs at least this many droppable tokens"),
+    "layout": _Field(checks.choice(_LAYOUTS), "NAME", "reclaim frees memory; mask only stops reading dropped tokens"),
+    "memory_decay": _Field(checks.number(0, 100), "X", "lambda of the session's query memory; 0 never forgets"),
+    "max_sessions": _Field(checks.integer(1), "N", "sessions remembered; the least recently used one goes first"),
+    "recent": _Field(checks.integer(0), "N", "tokens at the end of the context that are always kept"),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Checked settings of a server. Build them with `settings_from_flags`, `settings_from_kwargs` or `from_dict`.
+
+    Attributes:
+        scorer: name in `intentkv.score.registry.SCORERS`.
+        budget: history tokens kept by an event.
+        trigger: an event needs at least this many droppable tokens.
+        layout: `reclaim` or `mask`.
+        memory_decay: lambda of `M_t = exp(-lambda) M_(t-1) + Enc(q_t)`.
+        max_sessions: sessions the query memory holds.
+        recent: tokens at the end that are always kept.
+    """
+
+    scorer: str = "intent"
+    budget: Budget = DEFAULT_BUDGET
+    trigger: int = 512
+    layout: str = "reclaim"
+    memory_decay: float = 0.5
+    max_sessions: int = 1024
+    recent: int = 64
+
+    def to_dict(self) -> dict[str, str | int | float]:
+        """Plain values only, so that they survive JSON and unpickling in a process that lacks this package."""
+        return {**dataclasses.asdict(self), "budget": str(self.budget)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, object]) -> "Settings":
+        """The reverse of `to_dict`; what is missing keeps its default. Raises SettingsError with every reason."""
+        return _checked([(name, name, raw) for name, raw in values.items()], [])
+
+
+def settings_from_kwargs(**values: object) -> Settings:
+    """Settings for `sglang.Engine` users, e.g. `settings_from_kwargs(scorer="streaming", budget="25%")`.
+
+    Takes every field of `Settings`, and `config` (a TOML file that the other arguments beat).
+    Raises SettingsError with every reason.
+    """
+    path = values.pop("config", None)
+    reasons: list[str] = []
+    entries = [] if path is None else _read_file(str(path), reasons)
+    return _checked(entries + [(name, name, raw) for name, raw in values.items()], reasons)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add `--enable-intentkv` and the `--intentkv-*` flags to `parser`.
+
+    Values stay text and default to None: a bad one is reported together with all others, and an absent one lets the
+    file speak.
+    """
+    group = parser.add_argument_group("intentkv")
+    group.add_argument(
+        "--enable-intentkv", action="store_true", help="drop the KV cache entries a session no longer needs"
+    )
+    defaults = Settings().to_dict()
+    for name, field in _FIELDS.items():
+        text = f"{field.help} (default: {defaults[name]})".replace("%", "%%")
+        group.add_argument(_flag(name), default=None, metavar=field.metavar, help=text)
+    group.add_argument(
+        _flag("config"), default=None, metavar="FILE", help="TOML file with the same keys; flags beat it"
+    )
+
+
+def settings_from_flags(ns: argparse.Namespace) -> Settings | None:
+    """Settings from parsed flags and the file they name; None where `--enable-intentkv` is off.
+
+    Raises SettingsError with every reason, also where a flag is given but `--enable-intentkv` is not.
+    """
+    given = {name: raw for name in (*_FIELDS, "config") if (raw := getattr(ns, f"intentkv_{name}", None)) is not None}
+    if not getattr(ns, "enable_intentkv", False):
+        if given:
+            raise SettingsError([f"{_flag(name)} has no effect without --enable-intentkv: add it" for name in given])
+        return None
+    path = given.pop("config", None)
+    reasons: list[str] = []
+    entries = [] if path is None else _read_file(path, reasons)
+    return _checked(entries + [(_flag(name), name, raw) for name, raw in given.items()], reasons)
+
+
+@dataclass(frozen=True)
+class RequestSettings:
+    """Checked settings of one request.
+
+    Attributes:
+        session: the client's session id, or None.
+        budget, scorer: the request's own, or the server's.
+        enabled: False leaves this request to stock SGLang.
+        span: `[start, end)` in the prompt that the client designates as its session's span, or None.
+    """
+
+    session: str | None
+    budget: Budget
+    scorer: str
+    enabled: bool
+    span: tuple[int, int] | None
+
+
+_REQUEST_CHECKS: dict[str, Callable[[object], Any]] = {
+    "session": checks.session_id,
+    "budget": Budget.parse,
+    "scorer": _FIELDS["scorer"].check,
+    "enabled": checks.switch,
+    "span": checks.token_span,
+}
+
+
+def parse_request(custom_params: object, session_id: object, defaults: Settings) -> RequestSettings:
+    """Settings of a request from its `custom_params` (keys `intentkv_*`) and its top-level `session_id`.
+
+    Other keys, and `custom_params` that are no mapping, are somebody else's and are left alone. A value of None counts
+    as not given. Raises SettingsError with every reason.
+    """
+    params = custom_params if isinstance(custom_params, Mapping) else {}
+    entries = [
+        (key, key.removeprefix("intentkv_"), raw)
+        for key, raw in params.items()
+        if isinstance(key, str) and key.startswith("intentkv_") and raw is not None
+    ]
+    reasons: list[str] = []
+    values = _check_all(entries, _REQUEST_CHECKS, "intentkv_", reasons)
+    if session_id is not None:
+        values |= _check_all([("session_id", "session", session_id)], _REQUEST_CHECKS, "", reasons)
+        own = params.get("intentkv_session")
+        if own is not None and own != session_id:
+            reasons.append(
+                f"session_id and intentkv_session: expected one of them, or both equal, "
+                f"got {checks.shown(session_id)} and {checks.shown(own)}"
+            )
+    if reasons:
+        raise SettingsError(reasons)
+    fallback = {"session": None, "budget": defaults.budget, "scorer": defaults.scorer, "enabled": True, "span": None}
+    return RequestSettings(**{**fallback, **values})
+
+
+def _flag(name: str) -> str:
+    return f"--intentkv-{name.replace('_', '-')}"
+
+
+def _read_file(path: str, reasons: list[str]) -> list[tuple[str, str, object]]:
+    try:
+        with open(path, "rb") as file:
+            values = tomllib.load(file)
+    except (OSError, ValueError) as error:  # tomllib raises ValueError for bad TOML and for bad UTF-8
+        reasons.append(f"--intentkv-config: cannot read {path!r}: {error}")
+        return []
+    names = [key.replace("-", "_") for key in values]  # keys may be spelled as the flags are, with dashes
+    reasons.extend(f"{path}: {name} is given twice" for name in sorted({n for n in names if names.count(n) > 1}))
+    return [(f"{path}: {key}", name, raw) for (key, raw), name in zip(values.items(), names, strict=True)]
+
+
+def _checked(entries: list[tuple[str, str, object]], reasons: list[str]) -> Settings:
+    values = _check_all(entries, {name: field.check for name, field in _FIELDS.items()}, "", reasons)
+    if reasons:
+        raise SettingsError(reasons)
+    return Settings(**values)
+
+
+def _check_all(
+    entries: list[tuple[str, str, object]],
+    known: Mapping[str, Callable[[object], Any]],
+    prefix: str,
+    reasons: list[str],
+) -> dict[str, Any]:
+    """Check `(where it was given, name, value)` entries, later ones first in rank; add to `reasons` what is wrong."""
+    values: dict[str, Any] = {}
+    for where, name, raw in entries:
+        if name not in known:
+            reasons.append(f"{where}: unknown key; the nearest is {prefix}{checks.nearest(name, known)}")
+            continue
+        try:
+            values[name] = known[name](raw)
+        except ValueError as error:
+            reasons.append(f"{where}: {error}")
+    return values

@@ -1,0 +1,37 @@
+"""The served model's message boundaries, from the chat template that SGLang itself uses."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from intentkv.observe.messages import MessageFormat
+
+logger = logging.getLogger(__name__)
+
+
+def message_format(tokenizer: Any, chat_template: str | None) -> MessageFormat | None:
+    """The message format of the served model, or None where only raw prompts can be read.
+
+    Args:
+        tokenizer: the scheduler's tokenizer. chat_template: the value of `--chat-template`, a Jinja file or the name of
+            a conversation template built into SGLang (whose boundaries cannot be derived).
+    """
+    template = getattr(tokenizer, "chat_template", None)
+    if chat_template is not None:
+        path = Path(chat_template)
+        template = path.read_text(encoding="utf-8") if path.suffix == ".jinja" and path.is_file() else None
+    if template is None:
+        logger.warning(
+            "intentkv found no Jinja chat template: message boundaries are unknown, so every prompt is read as raw text"
+        )
+        return None
+
+    def render(messages: list[dict]) -> str:
+        return tokenizer.apply_chat_template(messages, tokenize=False, chat_template=template)
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    return MessageFormat.from_chat_template(render, encode)

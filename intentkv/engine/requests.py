@@ -1,0 +1,75 @@
+"""Requests as they come in: parameters checked in the front process, state opened and reset in the scheduler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from intentkv.config import parse_request
+from intentkv.engine import runtime
+from intentkv.engine.activation import active_settings
+from intentkv.engine.state import RequestState
+from intentkv.errors import SettingsError
+from intentkv.observe.query_mean import QueryMean
+from intentkv.observe.session import session_key
+from intentkv.observe.spans import find_spans, first_user_end
+
+
+def validate_request(manager: Any, obj: Any, input_ids: list[int]) -> None:
+    """Refuse bad `intentkv_*` parameters before the request reaches the scheduler.
+
+    Raises:
+        SettingsError: a ValueError, which SGLang answers with HTTP 400; lists every field at fault.
+    """
+    sampling = getattr(obj, "sampling_params", None) or {}
+    settings = parse_request(sampling.get("custom_params"), obj.session_id, active_settings())
+    if settings.span is not None and settings.span[1] > len(input_ids):
+        start, end = settings.span
+        raise SettingsError(
+            [f"intentkv_span is {start}:{end}, but the prompt has {len(input_ids)} tokens: end it within the prompt"]
+        )
+
+
+def open_request(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: Any) -> None:
+    """Attach the state to a new request, unless it opted out.
+
+    `validate_request` has seen the parameters; a request that came round it is aborted with the same message.
+    """
+    req.intentkv = None
+    try:
+        settings = parse_request(req.sampling_params.custom_params, req.session_id, active_settings())
+    except SettingsError as error:
+        req.set_finish_with_abort(str(error))
+        return
+    if not settings.enabled:
+        return
+    ids = np.asarray(req.origin_input_ids, dtype=np.int64)
+    messages = runtime.current().messages(ids)
+    key = session_key(
+        session_id=settings.session,
+        span_tokens=None,
+        prompt_ids=ids,
+        first_user_end=first_user_end(messages),
+        extra_key=req.extra_key,
+        cache_salt=req.cache_salt,
+        rid=req.rid,
+    )
+    state = RequestState(
+        key=key,
+        label=settings.session or key.kind,
+        scorer=settings.scorer,
+        budget=settings.budget,
+        spans=find_spans(len(ids), messages, settings.span),
+        prompt_tokens=len(ids),
+    )
+    req.intentkv = state
+    runtime.current().states[req.rid] = state
+
+
+def forget_progress(result: None, req: Any) -> None:
+    """A retracted request starts again: what it observed and scored ends here; its session's memory stays."""
+    state = getattr(req, "intentkv", None)
+    if state is not None:
+        state.query = QueryMean()
+        state.pending = None

@@ -1,0 +1,73 @@
+"""What the cache remembers of a session between requests: texts, holes, and where in the tree their KV waits."""
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from intentkv.apply.namespace import Segment
+from intentkv.apply.rows import common_prefix
+
+BRANCHES: Final = 4  # texts kept a session: its last turn, and parallel calls or edits that went another way
+
+
+@dataclass(frozen=True)
+class Record:
+    """One text of a session as it stands in the tree.
+
+    Attributes:
+        scope: (extra key, cache salt) of the request that left it; requests of another scope must not match it.
+        tokens: `[length]` int32, whole pages.
+        holes: `[n]` int64, dropped positions, all below `length`.
+        path: segments from position 0 to `length`.
+        nodes: the tree's node at the end of each segment when the record was made. Only a hint of what was there: nodes may be
+            evicted at any time, and a match walks the keys.
+    """
+
+    scope: Hashable
+    tokens: np.ndarray
+    holes: np.ndarray
+    path: tuple[Segment, ...]
+
+
+class SessionRecords:
+    """Records by session, the session not seen for longest forgotten first.
+
+    Args:
+        max_sessions: sessions remembered. A forgotten session's namespace stays in the tree until it is evicted as least
+            recently used, and its next turn matches the hole-free beginning only.
+    """
+
+    def __init__(self, max_sessions: int = 1024) -> None:
+        self.max_sessions = max_sessions
+        self._sessions: OrderedDict[str, list[Record]] = OrderedDict()
+
+    def note(self, session: str, record: Record) -> None:
+        """Remember the newest text of `session`; it replaces texts that it continues."""
+        others = [r for r in self._sessions.get(session, []) if not _continues(record, r)]
+        self._sessions[session] = [record, *others][:BRANCHES]
+        self._sessions.move_to_end(session)
+        while len(self._sessions) > self.max_sessions:
+            self._sessions.popitem(last=False)
+
+    def of(self, session: str) -> tuple[Record, ...]:
+        """Texts of `session`, the newest first."""
+        return tuple(self._sessions.get(session, ()))
+
+    def remove(self, session: str, record: Record) -> None:
+        self._sessions[session] = [r for r in self._sessions[session] if r is not record]
+
+    def forget(self, session: str) -> None:
+        self._sessions.pop(session, None)
+
+    def clear(self) -> None:
+        self._sessions.clear()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+
+def _continues(new: Record, old: Record) -> bool:
+    return new.scope == old.scope and common_prefix(new.tokens, old.tokens) == len(old.tokens)

@@ -1,0 +1,86 @@
+"""What intentkv cannot serve, checked before weights are loaded: one line a reason, each with what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+# Backends whose index lists we build ourselves; any other would read tombstones as keys.
+ATTENTION_BACKENDS = ("intentkv_cpu",)
+
+_Rule = tuple[Callable[[Any], Any], str]
+
+_RULES: tuple[_Rule, ...] = (
+    (lambda c: c.enable_hierarchical_cache, "--enable-hierarchical-cache copies rows with holes to the host: remove it"),
+    (lambda c: c.enable_lmcache, "--enable-lmcache replaces the radix cache that intentkv extends: remove it"),
+    (lambda c: c.enable_flexkv, "--enable-flexkv replaces the radix cache that intentkv extends: remove it"),
+    (
+        lambda c: c.enable_unified_cache_external_linker,
+        "--enable-unified-cache-external-linker would store rows with holes: remove it",
+    ),
+    (lambda c: c.disaggregation_mode != "null", "--disaggregation-mode moves rows with holes between servers: remove it"),
+    (lambda c: c.speculative_algorithm, "--speculative-algorithm allocates past the committed length: remove it"),
+    (lambda c: c.enable_hisparse, "--enable-hisparse keeps its own map of slots: remove it"),
+    (lambda c: c.dllm_algorithm, "--dllm-algorithm rewrites tokens that were already scored: remove it"),
+    (lambda c: c.enable_streaming_session, "--enable-streaming-session keeps rows outside the radix tree: remove it"),
+    (lambda c: c.enable_session_radix_cache, "--enable-session-radix-cache is SGLang's own session store: remove it"),
+    (lambda c: c.enable_unified_memory, "--enable-unified-memory moves slots behind the ledger: remove it"),
+    (lambda c: c.enable_kv_cache_sharding, "--enable-kv-cache-sharding spreads one row over ranks: remove it"),
+    (lambda c: c.dcp_size > 1, "--dcp-size above 1 spreads one row over ranks: set it to 1"),
+    (lambda c: c.attn_cp_size > 1, "--attn-cp-size above 1 spreads one row over ranks: set it to 1"),
+    (lambda c: c.pp_size > 1, "--pp-size above 1: each stage sees only some layers' scores; set it to 1"),
+    (lambda c: c.tp_size > 1, "--tp-size above 1 has not been proved yet: set it to 1"),
+    (lambda c: c.dp_size > 1, "--dp-size above 1 has not been proved yet: set it to 1, or run one server a replica"),
+    (lambda c: c.enable_pdmux, "--enable-pdmux splits a prefill over forwards: remove it"),
+    (lambda c: c.enable_two_batch_overlap, "--enable-two-batch-overlap splits batches behind the observer: remove it"),
+    (lambda c: c.disable_radix_cache, "--disable-radix-cache leaves nowhere to keep a session: remove it"),
+    (lambda c: c.kv_events_config, "--kv-events-config would publish private keys as token ids: remove it"),
+    (lambda c: c.kv_canary not in (None, "none"), "--kv-canary expects every tree node to start at position 0: remove it"),
+    (lambda c: c.enable_return_routed_experts, "--enable-return-routed-experts reads dropped rows: remove it"),
+    (lambda c: c.is_embedding, "--is-embedding: an embedding model has no session to prune; remove --enable-intentkv"),
+    (lambda c: c.skip_tokenizer_init, "--skip-tokenizer-init hides the message boundaries: remove it"),
+    (lambda c: c.tokenizer_worker_num > 1, "--tokenizer-worker-num above 1 starts workers without plug-ins: set it to 1"),
+    (lambda c: c.enable_mixed_chunk, "--enable-mixed-chunk has not been proved yet: remove it"),
+    (lambda c: c.strip_thinking_cache, "--strip-thinking-cache cuts rows behind the ledger: remove it"),
+)
+
+
+def reasons_against(config: Any, *, resolved: bool = False) -> list[str]:
+    """Reasons in the server arguments; `resolved` also looks at what SGLang chooses when nothing was asked for."""
+    reasons = [reason for rule, reason in _RULES if rule(config)]
+    if config.radix_cache_backend not in (None, "intentkv"):
+        reasons.append(f"--radix-cache-backend {config.radix_cache_backend} takes the place of intentkv's: remove it")
+    asked = {
+        "--attention-backend": config.attention_backend,
+        "--prefill-attention-backend": config.prefill_attention_backend,
+        "--decode-attention-backend": config.decode_attention_backend,
+    }
+    for flag, backend in asked.items():
+        if backend is None and not (resolved and flag == "--attention-backend"):
+            continue
+        if backend not in ATTENTION_BACKENDS:
+            reasons.append(
+                f"{flag} {backend} builds its own index lists, so dropped tokens would be read: "
+                f"use one of {', '.join(ATTENTION_BACKENDS)}"
+            )
+    return reasons
+
+
+def reasons_against_model(server_args: Any) -> list[str]:
+    """Reasons in the model's configuration, read from its files; no weights are loaded."""
+    from sglang.srt.arg_groups.model_override_base import model_config_of
+    from sglang.srt.configs.model_config import AttentionArch
+    from sglang.srt.mem_cache.kv_cache_builder import uses_ssm_state
+
+    model = model_config_of(server_args)
+    name = ", ".join(model.hf_config.architectures or ["the model"])
+    reasons = []
+    if model.attention_arch != AttentionArch.MHA:
+        reasons.append(f"{name} keeps {model.attention_arch.name} state, not one key per head and token: not supported yet")
+    elif uses_ssm_state(model):
+        reasons.append(f"{name} keeps recurrent state beside its keys, which cannot forget a token: not supported")
+    if model.is_hybrid_swa or model.sliding_window_size:
+        reasons.append(f"{name} has sliding-window layers, whose windows count positions: not supported yet")
+    if not model.is_generation:
+        reasons.append(f"{name} does not generate text: there is no session to prune")
+    return reasons

@@ -1,0 +1,42 @@
+"""Slow, obvious loops in float64: what the kernels must compute."""
+
+from collections.abc import Sequence
+
+import torch
+
+
+def paged_attention_reference(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    slots: Sequence[torch.Tensor],
+    query_lens: Sequence[int],
+    scale: float,
+    dropped: Sequence[torch.Tensor] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Same contract as `attention.paged_attention`, one softmax a query and head.
+
+    Args:
+        dropped: optional, one `[n_i]` Boolean tensor a request: where True the logit becomes -inf, which is the definition of
+            a masked position.
+
+    Returns:
+        output `[T, H_q, D]` and LSE `[T, H_q]`, both float64.
+    """
+    heads = query.shape[1]
+    group = heads // keys.shape[1]
+    output = torch.zeros(query.shape, dtype=torch.float64)
+    lse = torch.zeros(query.shape[:2], dtype=torch.float64)
+    token = 0
+    for i, count in enumerate(query_lens):
+        for t in range(count):
+            visible = len(slots[i]) - (count - 1 - t)
+            index = slots[i][:visible]
+            for h in range(heads):
+                logits = scale * keys[index, h // group].double() @ query[token, h].double()
+                if dropped is not None:
+                    logits = logits.masked_fill(dropped[i][:visible], float("-inf"))
+                lse[token, h] = logits.logsumexp(0)
+                output[token, h] = (logits - lse[token, h]).exp() @ values[index, h // group].double()
+            token += 1
+    return output, lse

@@ -1,0 +1,175 @@
+"""What a chat template writes around messages, found out by rendering small conversations with it.
+
+Each probe is rendered twice with different contents, tool names, arguments and call ids; what differs between the two
+is content, what is equal belongs to the template. Templates that refuse a role or an order raise; they are asked for
+others.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+# One letter a message: system, user, assistant, (assistant with a tool) call, tool.
+ROLES: dict[str, Role] = {"s": "system", "u": "user", "a": "assistant", "c": "assistant", "t": "tool"}
+CONVERSATIONS = (
+    *("s", "u", "su", "ua", "sua", "uau", "suau", "uaua", "uu", "uaa", "us", "uas", "uasu"),
+    *("uc", "suc", "uct", "suct", "uctt", "ucta", "uctta", "uctc", "uctctt", "uctau", "uctu", "ucttu"),
+    *("ut", "uat", "uatt", "uata", "uatu"),
+)
+
+
+@dataclass(frozen=True)
+class _Filling:
+    """The variable parts of a probe. Call ids have nine characters, since Mistral's templates insist on it."""
+
+    word: str
+    tool: str
+    call_id: str
+
+    def marker(self, index: int) -> str:
+        return f"{self.word}{chr(ord('A') + index)}{self.word}"
+
+
+FILLINGS = (_Filling("zebra", "probe", "a1b2c3d4e"), _Filling("Quill", "lookup", "z9y8x7w6v"))
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A conversation the template accepts.
+
+    Attributes:
+        kinds: its messages, letters of `ROLES`.
+        pieces: for each filling the text before the first content, between two contents, and after the last one:
+            `len(kinds) + 1` strings.
+    """
+
+    kinds: str
+    pieces: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The text between two contents: how the first message ends and the second begins.
+
+    Attributes:
+        previous, kind: letters of `ROLES`.
+        texts: the text, for each filling.
+        footers: how many characters of it belong to the first message, for each filling. White space between the two
+            messages belongs to the first.
+    """
+
+    previous: str
+    kind: str
+    texts: tuple[str, ...]
+    footers: tuple[int, ...]
+
+    @property
+    def has_header(self) -> bool:
+        """Whether anything is written before the second content that tells a new message."""
+        return all(footer < len(text) for text, footer in zip(self.texts, self.footers, strict=True))
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing but white space parts the two messages: they are one to the model."""
+        return not any(text.strip() for text in self.texts)
+
+
+def render_probes(render: Callable[[list[dict[str, Any]]], str]) -> tuple[list[Probe], list[str]]:
+    """All probes the template accepts, and why it refused the others."""
+    probes: list[Probe] = []
+    refusals: list[str] = []
+    for kinds in CONVERSATIONS:
+        # Some templates want arguments as a mapping, some as JSON text; some write calls only where content is None.
+        forms = itertools.product((False, True), ("", None)) if "c" in kinds else [(False, None)]
+        for as_text, call_content in forms:
+            try:
+                texts = [render(_conversation(kinds, filling, as_text, call_content)) for filling in FILLINGS]
+            except Exception as error:  # noqa: BLE001 - template code raises what it likes; a refusal is an answer
+                refusals.append(f"{kinds}: {error}")
+                continue
+            pieces = [
+                _cut(text, [f.marker(i) for i in range(len(kinds))]) for text, f in zip(texts, FILLINGS, strict=True)
+            ]
+            complete = tuple(piece for piece in pieces if piece is not None)
+            if len(complete) == len(FILLINGS):
+                probes.append(Probe(kinds, complete))
+                break
+            refusals.append(f"{kinds}: the contents do not all appear once and in order")
+    return probes, refusals
+
+
+def find_gaps(probes: Sequence[Probe]) -> list[Gap]:
+    """Every gap between two contents, parted into the end of one message and the beginning of the next.
+
+    A message ends as it does at the end of a conversation. A kind that the template never lets stand last (often the
+    system message) ends where a header known from elsewhere begins.
+    """
+    tails: dict[str, set[tuple[str, ...]]] = {}
+    for probe in probes:
+        tails.setdefault(probe.kinds[-1], set()).add(_column(probe, -1))
+    texts = {
+        (previous, kind, _column(probe, index))
+        for probe in probes
+        for index, (previous, kind) in enumerate(itertools.pairwise(probe.kinds), start=1)
+    }
+    parted = [_after_tail(*gap, tails[gap[0]]) for gap in sorted(texts) if gap[0] in tails]
+    headers = {
+        (gap.kind, text[footer:])
+        for gap in parted
+        if gap.has_header
+        for text, footer in zip(gap.texts, gap.footers, strict=True)
+    }
+    return parted + [_before_header(*gap, headers) for gap in sorted(texts) if gap[0] not in tails]
+
+
+def _after_tail(previous: str, kind: str, texts: tuple[str, ...], tails: set[tuple[str, ...]]) -> Gap:
+    lengths = (max(_common_length(text, tail[i]) for tail in tails) for i, text in enumerate(texts))
+    return Gap(previous, kind, texts, tuple(_past_space(t, n) for t, n in zip(texts, lengths, strict=True)))
+
+
+def _before_header(previous: str, kind: str, texts: tuple[str, ...], headers: set[tuple[str, str]]) -> Gap:
+    known = [header for header_kind, header in headers if header_kind == kind]
+    lengths = [max((len(h) for h in known if text.endswith(h)), default=len(text)) for text in texts]
+    return Gap(previous, kind, texts, tuple(_past_space(t, len(t) - n) for t, n in zip(texts, lengths, strict=True)))
+
+
+def _conversation(kinds: str, filling: _Filling, as_text: bool, call_content: str | None) -> list[dict[str, Any]]:
+    return [_message(kind, filling, filling.marker(i), as_text, call_content) for i, kind in enumerate(kinds)]
+
+
+def _message(kind: str, filling: _Filling, marker: str, as_text: bool, call_content: str | None) -> dict[str, Any]:
+    if kind == "c":
+        arguments = f'{{"q": "{marker}"}}' if as_text else {"q": marker}
+        function = {"name": filling.tool, "arguments": arguments}
+        call = {"id": filling.call_id, "type": "function", "function": function}
+        return {"role": "assistant", "content": call_content, "tool_calls": [call]}
+    message = {"role": ROLES[kind], "content": marker}
+    return message | ({"name": filling.tool, "tool_call_id": filling.call_id} if kind == "t" else {})
+
+
+def _cut(text: str, markers: list[str]) -> tuple[str, ...] | None:
+    """The text around the markers, or None unless each appears once and in order."""
+    pieces: list[str] = []
+    rest = text
+    for marker in markers:
+        if text.count(marker) != 1 or marker not in rest:
+            return None
+        before, _, rest = rest.partition(marker)
+        pieces.append(before)
+    return (*pieces, rest)
+
+
+def _column(probe: Probe, index: int) -> tuple[str, ...]:
+    return tuple(piece[index] for piece in probe.pieces)
+
+
+def _common_length(left: str, right: str) -> int:
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))
+
+
+def _past_space(text: str, start: int) -> int:
+    return len(text) - len(text[start:].lstrip())

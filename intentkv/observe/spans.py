@@ -1,0 +1,80 @@
+"""The parts of a prompt that a decision is about: the system prefix, and the newest message that asks for something."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from intentkv.errors import SettingsError
+from intentkv.observe.messages import Message, MessageFormat
+
+SINK_TOKENS = 4  # the first tokens draw attention whatever they say (StreamingLLM, arXiv 2309.17453)
+RAW_QUERY_TOKENS = 128  # of a prompt without messages, the end asks
+GENERATION_PROMPT_TOKENS = 16  # longest known: an assistant header and an empty reasoning block
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Token positions of a prompt.
+
+    Attributes:
+        system_end: `[0, system_end)` is the system prefix, always kept.
+        query: `[start, end)`, the newest actionable span, always kept.
+        first_user_end: end of the first user message, None if there is none.
+    """
+
+    system_end: int
+    query: tuple[int, int]
+    first_user_end: int | None = None
+
+
+def find_spans(ids: Sequence[int], fmt: MessageFormat | None, client_span: tuple[int, int] | None = None) -> Spans:
+    """The spans of a prompt.
+
+    The newest actionable span is the latest user or tool message (all of several tool messages in a row), with the
+    generation prompt behind it: at most 16 tokens of the assistant message that follows.
+
+    The system prefix is all that precedes the first user or assistant message, and at least the first 4 tokens. Where
+    the template writes the system message into the first user message, that message belongs to it, since nothing tells
+    where the one ends.
+
+    Without a format (no chat template), or without a message in `ids` (a raw prompt), the system prefix is the first 4
+    tokens and the query the last 128, or what there is of them.
+
+    Args:
+        ids: the prompt.
+        fmt: the message format of its tokenizer, or None.
+        client_span: `[start, end)` that the client designates; it takes the place of the newest actionable span.
+
+    Raises:
+        SettingsError: `client_span` does not lie in the prompt.
+    """
+    n = len(ids)
+    if client_span is not None and not 0 <= client_span[0] < client_span[1] <= n:
+        raise SettingsError(
+            [
+                f"intentkv_span: expected 0 <= start < end <= {n} (the length of the prompt), "
+                f"got {client_span[0]}:{client_span[1]}"
+            ]
+        )
+    messages = fmt.messages(ids) if fmt is not None else []
+    system_end = messages[0].end if messages and messages[0].role == "system" else 0
+    first_user_end = next((m.end for m in messages if m.role == "user"), None)
+    if fmt is not None and fmt.folds_system and first_user_end is not None:
+        system_end = first_user_end
+    return Spans(
+        system_end=max(system_end, min(SINK_TOKENS, n)),
+        query=client_span or _actionable(messages) or (max(0, n - RAW_QUERY_TOKENS), n),
+        first_user_end=first_user_end,
+    )
+
+
+def _actionable(messages: list[Message]) -> tuple[int, int] | None:
+    last = next((i for i in reversed(range(len(messages))) if messages[i].role in ("user", "tool")), None)
+    if last is None:
+        return None
+    first = last
+    while messages[first].role == "tool" and first > 0 and messages[first - 1].role == "tool":
+        first -= 1
+    end = messages[last].end
+    if last + 1 < len(messages) and messages[last + 1].role == "assistant":
+        end = min(messages[last + 1].end, end + GENERATION_PROMPT_TOKENS)
+    return messages[first].start, end

@@ -1,0 +1,32 @@
+"""Random scores: the baseline that any other scorer has to beat."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from intentkv.score.base import ScoreInput
+
+
+class RandomScorer:
+    """A score in [0, 1) that depends on the seed and the logical position only.
+
+    Equal on all ranks, and the same on every turn: what survived one event is not drawn anew at the next.
+    """
+
+    name = "random"
+
+    def score(self, x: ScoreInput) -> Tensor:
+        """`[n]` float32 on the device of `x.slots`."""
+        seed = np.uint64(x.seed % 2**64)
+        # Seed and position are mixed one after the other: their sum would make neighbouring seeds shifts of each other.
+        bits = _mix(x.positions.numpy().astype(np.uint64) ^ _mix(np.full(1, seed)))
+        scores = (bits >> np.uint64(40)).astype(np.float32) / np.float32(2**24)
+        return torch.from_numpy(scores).to(x.slots.device)
+
+
+def _mix(values: np.ndarray) -> np.ndarray:
+    """The splitmix64 finaliser (Steele, Lea and Flood, 2014) of `[n]` uint64."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)  # wraps, as it should
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

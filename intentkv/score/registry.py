@@ -1,0 +1,50 @@
+"""Names of the scorers and how each is made.
+
+The factories import on call: the names are needed for `--help` in processes that must not load torch.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from intentkv.config import Settings
+    from intentkv.score.base import Scorer
+
+
+def _intent(settings: "Settings") -> "Scorer":
+    from intentkv.score.rule import RuleScorer
+
+    return RuleScorer("intent", temperature="rescaled")
+
+
+def _intent_rule(settings: "Settings") -> "Scorer":
+    from intentkv.score.rule import RuleScorer
+
+    return RuleScorer("intent-rule", temperature=1.0)
+
+
+def _streaming(settings: "Settings") -> "Scorer":
+    from intentkv.score.streaming import StreamingScorer
+
+    return StreamingScorer()
+
+
+def _random(settings: "Settings") -> "Scorer":
+    from intentkv.score.random import RandomScorer
+
+    return RandomScorer()
+
+
+SCORERS: dict[str, "Callable[[Settings], Scorer]"] = {
+    "intent": _intent,
+    "intent-rule": _intent_rule,
+    "streaming": _streaming,
+    "random": _random,
+}
+
+
+def make_scorer(name: str, settings: "Settings") -> "Scorer":
+    """The scorer called `name`, made for a server's settings. Raises ValueError listing the known names."""
+    if name not in SCORERS:
+        raise ValueError(f"scorer: expected one of {', '.join(SCORERS)}, got {name!r}")
+    return SCORERS[name](settings)
