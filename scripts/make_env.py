@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import venv
+from importlib.metadata import distributions
 from pathlib import Path
 
 from intentkv.evals.cache_folder import cache_folder, make_once
@@ -23,7 +24,7 @@ NEEDED_GB = 18  # 11 GB installed, and the wheels beside them while pip unpacks
 
 
 def main() -> None:
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 (this runs on whatever python the machine has)
         sys.exit(f"intentkv needs Python 3.11 or newer, this is {sys.version.split()[0]}: `make env PYTHON=python3.11`")
     version = sys.version.split()[0]
     key = hashlib.sha256(LOCK.read_bytes() + version.encode()).hexdigest()[:12]
@@ -57,10 +58,13 @@ def install_clone(folder: Path, shared: Path) -> None:
     line = f"import site; site.addsitedir({str(site_packages(shared))!r})\n"
     (site_packages(folder) / "intentkv_packages.pth").write_text(line)
     run_pip(folder, ["--no-deps", "--no-index", "--no-build-isolation", "-e", str(REPO)], packages=1)
-    # The shared environment's `sglang` command runs the shared python, which knows no clone's intentkv.
-    command = folder / "bin/sglang"
-    command.write_text(f"#!{folder}/bin/python\nimport sys\nfrom sglang.cli.main import main\n\nsys.exit(main())\n")
-    command.chmod(0o755)
+    # The shared environment's commands, `sglang` above all, run the shared python, which knows no clone's intentkv.
+    for distribution in distributions(path=[str(site_packages(shared))]):
+        for entry in distribution.entry_points.select(group="console_scripts"):
+            command = folder / "bin" / entry.name
+            lines = [f"#!{folder}/bin/python", "import sys", f"from {entry.module} import {entry.attr} as run"]
+            command.write_text("\n".join([*lines, "sys.exit(run())", ""]))
+            command.chmod(0o755)
 
 
 def run_pip(folder: Path, arguments: list[str], packages: int) -> None:
@@ -73,7 +77,9 @@ def run_pip(folder: Path, arguments: list[str], packages: int) -> None:
         with open(log, "w") as file:
             command = [str(folder / "bin/python"), "-m", "pip", "install", "--progress-bar", "off", *arguments]
             # close_fds=False: pip holds the lock too, so an orphaned pip is waited for, never raced.
-            code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, close_fds=False).returncode
+            code = subprocess.run(
+                command, check=False, stdout=file, stderr=subprocess.STDOUT, close_fds=False
+            ).returncode
     finally:
         done.set()
         watcher.join()

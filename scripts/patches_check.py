@@ -1,6 +1,6 @@
 """Compare the inventory of hooks with the installed SGLang; `--write` records its pins after you have read every row.
 
-    python scripts/patches_check.py [--write]
+python scripts/patches_check.py [--write]
 """
 
 from __future__ import annotations

@@ -100,19 +100,19 @@ def _apply(settings: Settings) -> None:
     if _active is not None:
         refuse([f"intentkv is active with {_active} already and cannot change to {settings}: restart the process"])
     _active = settings
-    _register_extension_points()
+    _register_extension_points(settings)
     register_rows(inventory.load_rows())
     HookRegistry.apply_hooks()
     prove()
 
 
-def _register_extension_points() -> None:
+def _register_extension_points(settings: Settings) -> None:
     from sglang.srt.arg_groups.overrides import declare_resolution, resolved_view
     from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
 
-    from intentkv.engine.cache import register_cache_backend
+    from intentkv.engine.cache import register_backend
 
-    register_cache_backend(CACHE_BACKEND)
+    register_backend(settings.layout, settings.max_sessions, CACHE_BACKEND)
 
     @register_resolution_hook("handle_missing_default_values")
     def choose_cache(server_args: Any, previous: Any) -> None:

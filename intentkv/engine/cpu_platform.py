@@ -82,6 +82,12 @@ class CpuPlatform(SRTPlatform):
 
         register_attention_backend(NAME)(create_backend)
 
+    def post_load_model(self, model: torch.nn.Module) -> None:
+        """Make bf16 prefill bearable on a CPU without bf16 instructions; called once, before the first forward."""
+        from intentkv.engine.cpu_linear import install
+
+        install(model)
+
 
 def _choose_attention_backend(server_args: Any, previous: Callable[[Any], None]) -> None:
     """Wrap SGLang's step that defaults `--device cpu` to `intel_amx`, which needs kernels this wheel cannot load."""

@@ -13,7 +13,7 @@ from intentkv.engine.state import RequestState
 from intentkv.errors import SettingsError
 from intentkv.observe.query_mean import QueryMean
 from intentkv.observe.session import session_key
-from intentkv.observe.spans import find_spans, first_user_end
+from intentkv.observe.spans import find_spans
 
 
 def validate_request(manager: Any, obj: Any, input_ids: list[int]) -> None:
@@ -45,12 +45,12 @@ def open_request(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: 
     if not settings.enabled:
         return
     ids = np.asarray(req.origin_input_ids, dtype=np.int64)
-    messages = runtime.current().messages(ids)
+    spans = find_spans(ids, runtime.current().format)
     key = session_key(
         session_id=settings.session,
-        span_tokens=None,
+        span_tokens=ids[slice(*settings.span)] if settings.span else None,
         prompt_ids=ids,
-        first_user_end=first_user_end(messages),
+        first_user_end=spans.first_user_end,
         extra_key=req.extra_key,
         cache_salt=req.cache_salt,
         rid=req.rid,
@@ -60,7 +60,7 @@ def open_request(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: 
         label=settings.session or key.kind,
         scorer=settings.scorer,
         budget=settings.budget,
-        spans=find_spans(len(ids), messages, settings.span),
+        spans=spans,
         prompt_tokens=len(ids),
     )
     req.intentkv = state

@@ -25,7 +25,6 @@ from intentkv.engine.metrics import create_metrics
 from intentkv.engine.state import Pending, RequestState
 from intentkv.keep.forced import forced_mask
 from intentkv.keep.select import candidates, choose_drop, droppable
-from intentkv.observe.messages import Message
 from intentkv.observe.query_mean import QueryMean
 from intentkv.score.base import ScoreInput, Scorer
 from intentkv.score.memory import QueryMemory
@@ -47,7 +46,7 @@ class Runtime:
         self.memory = QueryMemory(settings.memory_decay, settings.max_sessions)
         self.metrics = create_metrics(scheduler.tree_cache, get_observability().enable_metrics)
         self._scorers: dict[str, Scorer] = {}
-        self._format = message_format(scheduler.tokenizer, scheduler.server_args.chat_template)
+        self.format = message_format(scheduler.tokenizer, scheduler.server_args.chat_template)
         self._rows: Tensor = scheduler.req_to_token_pool.req_to_token
         self._pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
         self._layers: int = runner.model_config.num_hidden_layers
@@ -57,12 +56,7 @@ class Runtime:
         views = LiveViews(self._rows)
         cache.views = views
         cache.decide = self.decide
-        cache.on_reset = self.memory.clear
         backend.views = views
-
-    def messages(self, ids: np.ndarray) -> list[Message] | None:
-        """Message spans of a prompt, or None where the model has no usable chat template."""
-        return self._format.messages(ids) if self._format is not None else None
 
     def score(self, state: RequestState, row: int, length: int, seen: QueryMean) -> None:
         """Score the live history of one request after a prefill forward; keeps the result in `state.pending`.

@@ -21,9 +21,7 @@ class Record:
         scope: (extra key, cache salt) of the request that left it; requests of another scope must not match it.
         tokens: `[length]` int32, whole pages.
         holes: `[n]` int64, dropped positions, all below `length`.
-        path: segments from position 0 to `length`.
-        nodes: the tree's node at the end of each segment when the record was made. Only a hint of what was there: nodes may be
-            evicted at any time, and a match walks the keys.
+        path: segments from position 0 to `length`. The nodes on it may be evicted at any time; a match walks the keys.
     """
 
     scope: Hashable

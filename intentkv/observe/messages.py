@@ -1,14 +1,16 @@
 """Where the messages of a prompt begin and end, by the tokenizer's own chat template."""
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from intentkv.observe import patterns
 from intentkv.observe.patterns import Tokens
-from intentkv.observe.probes import ROLES, Gap, Probe, Role, find_gaps, render_probes
+from intentkv.observe.probes import ROLES, Gap, Role, find_gaps, render_probes
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,11 @@ class MessageFormat:
     tokens in contents as such.
 
     Attributes:
-        system: the ids a prompt with a system message begins with; empty if the template has none, or writes something
-            that is not the same for all contents.
-        first: boundaries that may end the part before the first user or assistant message.
+        first: boundaries that may begin the first message, longest first.
         following: role -> boundaries that may end a message of this role, longest first.
         folds_system: the template writes the system message into the first user message, without a boundary.
     """
 
-    system: Tokens
     first: tuple[Boundary, ...]
     following: Mapping[str, tuple[Boundary, ...]]
     folds_system: bool
@@ -74,49 +73,46 @@ class MessageFormat:
         probes, refusals = render_probes(render)
         gaps = find_gaps(probes)
         folds_system = any(gap.previous == "s" and gap.is_silent for gap in gaps)
-        found = _boundaries([gap for gap in gaps if not gap.is_silent], encode)
-        first = found["system"] | {b for b in found["assistant"] if b.role == "user"}
-        if not any(b.role == "user" for b in first) and (tokens := _opening(probes, "u", encode)):
-            first.add(Boundary(tokens, "user", after=False))
-        if not first:
+        # Where the system message is folded in, what precedes it is the header of the user message.
+        own = [gap for gap in gaps if not gap.is_silent and not (folds_system and gap.kind == "s")]
+        found = _boundaries(own, encode)
+        first = found[""] | found["system"] | {b for b in found["assistant"] if b.role == "user"}
+        if not any(b.role == "user" for b in first):
             raise ValueError(
                 "chat template: expected a boundary before user messages, found none; "
                 f"probes that failed: {'; '.join(refusals) or 'none'}"
             )
         return cls(
-            system=_opening(probes, "s", encode) if found["system"] else (),
             first=_longest_first(first),
             following={role: _longest_first(found[role]) for role in found},
             folds_system=folds_system,
         )
 
-    def messages(self, ids: Sequence[int]) -> list[Message]:
+    def messages(self, ids: Sequence[int] | NDArray[np.int64]) -> list[Message]:
         """The messages of a prompt, in order; each ends where the next begins, the last one at the end of `ids`.
 
         What precedes the first user or assistant message (BOS, a system message, one that the template puts in by
         itself) is one system message. A generation prompt is an assistant message of a few tokens. Empty if `ids`
         holds no boundary: then it is no chat prompt.
         """
-        starts = list(self._starts(list(ids)))
-        if starts and starts[0][0] > 0:
-            starts.insert(0, (0, "system"))
+        told = list(self._starts(np.asarray(ids).tolist()))
+        if not told:
+            return []
+        starts: list[tuple[int, Role]] = [(0, "system")]
+        starts += itertools.dropwhile(lambda start: start[1] == "system", told)
         ends = [start for start, _ in starts[1:]] + [len(ids)]
         return [Message(role, start, end) for (start, role), end in zip(starts, ends, strict=True) if start < end]
 
     def _starts(self, ids: list[int]) -> Iterator[tuple[int, Role]]:
-        """(start, role) of each message behind the system prefix."""
+        """(start, role) of each message that a boundary tells."""
         known = self.first
         at = 0
-        if self.system and tuple(ids[: len(self.system)]) == self.system:
-            known, at = self.following["system"], len(self.system)
         for hit in self._hits(ids):
-            if hit < at:
-                continue
             match = next((b for b in known if tuple(ids[hit : hit + len(b.tokens)]) == b.tokens), None)
-            if match is not None:
+            if match is not None and hit >= at:
                 at = hit + len(match.tokens)
                 yield (at if match.after else hit), match.role
-                known = self.following.get(match.role, ())
+                known = self.following[match.role]
 
     def _hits(self, ids: list[int]) -> list[int]:
         """Positions where any boundary may begin."""
@@ -126,9 +122,9 @@ class MessageFormat:
 
 
 def _boundaries(gaps: Sequence[Gap], encode: Callable[[str], list[int]]) -> dict[str, set[Boundary]]:
-    """Role -> the boundaries that may end a message of this role."""
+    """Role -> the boundaries that may end a message of this role; under "", those that may end the empty prompt."""
     specials = patterns.special_ids((text for gap in gaps for text in gap.texts), encode)
-    found: dict[str, set[Boundary]] = {role: set() for role in ROLES.values()}
+    found: dict[str, set[Boundary]] = {"": set(), **{role: set() for role in ROLES.values()}}
     for gap in gaps:
         variants = [[gap]]
         if gap.kind == "c":
@@ -136,9 +132,11 @@ def _boundaries(gaps: Sequence[Gap], encode: Callable[[str], list[int]]) -> dict
             variants = [[gap, other] for other in gaps if other.kind == "a" and other.has_header and gap.has_header]
         for variant in variants:
             role, after = ROLES[gap.kind], not gap.has_header
+            if after and role != "assistant":
+                continue  # only the assistant speaks unannounced; anything else is text of the same message
             for tokens in patterns.footers(gap, encode) if after else patterns.headers(variant, encode):
                 if _is_whole(variant) or specials.intersection(tokens):
-                    found[ROLES[gap.previous]].add(Boundary(tokens, role, after))
+                    found[ROLES.get(gap.previous, "")].add(Boundary(tokens, role, after))
     return found
 
 
@@ -148,12 +146,8 @@ def _is_whole(gaps: Sequence[Gap]) -> bool:
     return len({header if gaps[0].has_header else footer for footer, header in cuts}) == 1
 
 
-def _opening(probes: Sequence[Probe], kind: str, encode: Callable[[str], list[int]]) -> Tokens:
-    """The ids of all prompts whose first message is of `kind`, up to its content."""
-    return patterns.opening({piece[0] for p in probes if p.kinds[0] == kind for piece in p.pieces}, encode)
-
-
 def _longest_first(boundaries: set[Boundary]) -> tuple[Boundary, ...]:
-    # Longest, since a tool message may be written as a user message with a tag. Where both are written alike, it is a
-    # user message: both are actionable.
-    return tuple(sorted(boundaries, key=lambda b: (-len(b.tokens), b.role != "user", b.tokens)))
+    # Longest, since a tool message may be written as a user message with a tag. Of roles that a template writes alike,
+    # the one that every conversation has.
+    rank = ("user", "assistant", "system", "tool").index
+    return tuple(sorted(boundaries, key=lambda b: (-len(b.tokens), b.tokens, rank(b.role))))

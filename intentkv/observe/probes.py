@@ -6,6 +6,7 @@ others.
 """
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,10 +16,14 @@ Role = Literal["system", "user", "assistant", "tool"]
 # One letter a message: system, user, assistant, (assistant with a tool) call, tool.
 ROLES: dict[str, Role] = {"s": "system", "u": "user", "a": "assistant", "c": "assistant", "t": "tool"}
 CONVERSATIONS = (
-    *("s", "u", "su", "ua", "sua", "uau", "suau", "uaua", "uu", "uaa", "us", "uas", "uasu"),
+    *("s", "u", "su", "ua", "sua", "uau", "suau", "uaua", "uu", "uaa", "us", "uas", "ss", "sa", "st", "uts"),
     *("uc", "suc", "uct", "suct", "uctt", "ucta", "uctta", "uctc", "uctctt", "uctau", "uctu", "ucttu"),
     *("ut", "uat", "uatt", "uata", "uatu"),
 )
+
+
+# What most templates are made of: `<|im_start|>`, `</s>`, `[INST]`; one token in most tokenizers, but not in all.
+TAG = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
 
 
 @dataclass(frozen=True)
@@ -52,13 +57,13 @@ class Probe:
 
 @dataclass(frozen=True)
 class Gap:
-    """The text between two contents: how the first message ends and the second begins.
+    """The text before a content: how the message before it ends and how its own begins.
 
     Attributes:
-        previous, kind: letters of `ROLES`.
+        previous, kind: letters of `ROLES`; `previous` is empty where the prompt begins.
         texts: the text, for each filling.
-        footers: how many characters of it belong to the first message, for each filling. White space between the two
-            messages belongs to the first.
+        footers: how many characters of it belong to the message before, for each filling. So does white space between
+            the two.
     """
 
     previous: str
@@ -68,7 +73,7 @@ class Gap:
 
     @property
     def has_header(self) -> bool:
-        """Whether anything is written before the second content that tells a new message."""
+        """Whether anything is written that announces the content as a new message."""
         return all(footer < len(text) for text, footer in zip(self.texts, self.footers, strict=True))
 
     @property
@@ -102,19 +107,17 @@ def render_probes(render: Callable[[list[dict[str, Any]]], str]) -> tuple[list[P
 
 
 def find_gaps(probes: Sequence[Probe]) -> list[Gap]:
-    """Every gap between two contents, parted into the end of one message and the beginning of the next.
+    """Every gap before a content, parted into the end of one message and the beginning of the next.
 
-    A message ends as it does at the end of a conversation. A kind that the template never lets stand last (often the
-    system message) ends where a header known from elsewhere begins.
+    A message ends as it does at the end of a conversation. Where that is not known (before the first message, or
+    because the template never lets a kind stand last), it ends where a header known from elsewhere begins.
     """
     tails: dict[str, set[tuple[str, ...]]] = {}
+    texts: set[tuple[str, str, tuple[str, ...]]] = set()
     for probe in probes:
         tails.setdefault(probe.kinds[-1], set()).add(_column(probe, -1))
-    texts = {
-        (previous, kind, _column(probe, index))
-        for probe in probes
-        for index, (previous, kind) in enumerate(itertools.pairwise(probe.kinds), start=1)
-    }
+        pairs = itertools.pairwise(["", *probe.kinds])
+        texts |= {(previous, kind, _column(probe, i)) for i, (previous, kind) in enumerate(pairs)}
     parted = [_after_tail(*gap, tails[gap[0]]) for gap in sorted(texts) if gap[0] in tails]
     headers = {
         (gap.kind, text[footer:])
@@ -126,14 +129,16 @@ def find_gaps(probes: Sequence[Probe]) -> list[Gap]:
 
 
 def _after_tail(previous: str, kind: str, texts: tuple[str, ...], tails: set[tuple[str, ...]]) -> Gap:
-    lengths = (max(_common_length(text, tail[i]) for tail in tails) for i, text in enumerate(texts))
-    return Gap(previous, kind, texts, tuple(_past_space(t, n) for t, n in zip(texts, lengths, strict=True)))
+    shared = (max(_common_length(text, tail[i]) for tail in tails) for i, text in enumerate(texts))
+    footers = (_past_space(text, _before_tag(text, n)) for text, n in zip(texts, shared, strict=True))
+    return Gap(previous, kind, texts, tuple(footers))
 
 
 def _before_header(previous: str, kind: str, texts: tuple[str, ...], headers: set[tuple[str, str]]) -> Gap:
     known = [header for header_kind, header in headers if header_kind == kind]
-    lengths = [max((len(h) for h in known if text.endswith(h)), default=len(text)) for text in texts]
-    return Gap(previous, kind, texts, tuple(_past_space(t, len(t) - n) for t, n in zip(texts, lengths, strict=True)))
+    ends = (max((len(header) for header in known if text.endswith(header)), default=len(text)) for text in texts)
+    footers = (_past_space(text, len(text) - n) for text, n in zip(texts, ends, strict=True))
+    return Gap(previous, kind, texts, tuple(footers))
 
 
 def _conversation(kinds: str, filling: _Filling, as_text: bool, call_content: str | None) -> list[dict[str, Any]]:
@@ -169,6 +174,11 @@ def _column(probe: Probe, index: int) -> tuple[str, ...]:
 def _common_length(left: str, right: str) -> int:
     pairs = enumerate(zip(left, right, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))
+
+
+def _before_tag(text: str, start: int) -> int:
+    """`start`, or where the tag begins that it cuts: `<|end|>` and `<|tool|>` share two characters, and no more."""
+    return next((tag.start() for tag in TAG.finditer(text) if tag.start() < start < tag.end()), start)
 
 
 def _past_space(text: str, start: int) -> int:

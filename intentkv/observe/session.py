@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 PREFIX_TOKENS = 256  # P of the published key
 
 Kind = Literal["explicit", "span", "prefix", "request"]
@@ -31,7 +34,7 @@ def session_key(
     *,
     session_id: str | None,
     span_tokens: Sequence[int] | None,
-    prompt_ids: Sequence[int],
+    prompt_ids: Sequence[int] | NDArray[np.int64],
     first_user_end: int | None,
     extra_key: str | None,
     cache_salt: str | None,

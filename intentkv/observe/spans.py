@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from intentkv.errors import SettingsError
 from intentkv.observe.messages import Message, MessageFormat
 
@@ -26,7 +29,9 @@ class Spans:
     first_user_end: int | None = None
 
 
-def find_spans(ids: Sequence[int], fmt: MessageFormat | None, client_span: tuple[int, int] | None = None) -> Spans:
+def find_spans(
+    ids: Sequence[int] | NDArray[np.int64], fmt: MessageFormat | None, client_span: tuple[int, int] | None = None
+) -> Spans:
     """The spans of a prompt.
 
     The newest actionable span is the latest user or tool message (all of several tool messages in a row), with the
@@ -49,12 +54,8 @@ def find_spans(ids: Sequence[int], fmt: MessageFormat | None, client_span: tuple
     """
     n = len(ids)
     if client_span is not None and not 0 <= client_span[0] < client_span[1] <= n:
-        raise SettingsError(
-            [
-                f"intentkv_span: expected 0 <= start < end <= {n} (the length of the prompt), "
-                f"got {client_span[0]}:{client_span[1]}"
-            ]
-        )
+        got = f"{client_span[0]}:{client_span[1]}"
+        raise SettingsError([f"intentkv_span: expected 0 <= start < end <= {n}, the length of the prompt, got {got}"])
     messages = fmt.messages(ids) if fmt is not None else []
     system_end = messages[0].end if messages and messages[0].role == "system" else 0
     first_user_end = next((m.end for m in messages if m.role == "user"), None)

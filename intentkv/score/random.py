@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from intentkv.score.base import ScoreInput
@@ -24,9 +25,9 @@ class RandomScorer:
         return torch.from_numpy(scores).to(x.slots.device)
 
 
-def _mix(values: np.ndarray) -> np.ndarray:
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The splitmix64 finaliser (Steele, Lea and Flood, 2014) of `[n]` uint64."""
-    values = values + np.uint64(0x9E3779B97F4A7C15)  # wraps, as it should
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    mixed = values + np.uint64(0x9E3779B97F4A7C15)  # wraps, as it should
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))

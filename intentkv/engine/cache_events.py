@@ -1,0 +1,203 @@
+"""What changes in the tree when a session has holes: filing new tokens, and applying a drop.
+
+Both run inside a checkpoint, possibly while a free group is open. Nothing here evicts: freed slots of an open group do not show in
+the pool's count, and an eviction would go on until the tree is empty.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
+
+from intentkv.apply.namespace import Segment, entry_ids
+from intentkv.apply.rows import NO_POSITIONS, common_prefix, live_positions, merge, page_floor, tombstones
+from intentkv.engine.cache_paths import PathNode, match_entries
+from intentkv.engine.cache_withdraw import withdraw
+
+if TYPE_CHECKING:
+    from intentkv.engine.cache import IntentKVRadixCache, Row
+    from intentkv.engine.session_records import Record
+
+
+def file_tail(cache: IntentKVRadixCache, row: Row, up_to: int) -> None:
+    """File what a row with holes has computed up to `up_to` under its namespace, in whole pages.
+
+    The tokens were computed behind holes, so they are never published under their text. Where a parallel request of the session
+    filed the same tokens first, the duplicates are freed and the row reads the tree's copy, as in a stock publish.
+    """
+    end = page_floor(up_to, cache.page_size)
+    if end <= row.end:
+        return
+    last = row.path[-1]
+    if last.admits(row.holes):
+        segment = Segment(last.name, last.start, end, last.missing, last.behind)
+        path, nodes, filed = row.path[:-1], row.nodes[:-1], len(last.positions())
+    else:
+        segment = Segment(cache.names.fresh(), row.end, end, NO_POSITIONS, row.holes)
+        path, nodes, filed = row.path, row.nodes, 0
+    positions = segment.positions()
+    pool = cache.req_to_token_pool
+    where = torch.from_numpy(positions).to(pool.device)
+    node = _insert(cache, row, segment, positions, pool.req_to_token[row.index, where].to(torch.int64), filed)
+    owned = cache.tree_core.collect_full_device_indices(node, cache.root_node_handle())
+    pool.write((row.index, where[filed:]), owned[filed:].to(torch.int32))
+    before, row.req.lock = row.req.lock, None
+    _settle(cache, row, (*path, segment), (*nodes, node))
+    cache.unlock(before)
+
+
+def apply_drop(cache: IntentKVRadixCache, row: Row, drop: np.ndarray) -> int:
+    """Drop positions of a row that is filed up to its last whole page; returns how many slots went back to the pool.
+
+    In three steps: take out of the tree what nobody else holds, from the end of the row down to the first hole; free the dropped
+    slots among it; file the survivors under a fresh name. What others hold stays in the tree, and the row merely stops reading it;
+    the next event tries again.
+
+    Args:
+        cache: the cache; its tree, its allocator and its row of the request are changed.
+        row: the request's row; gets a new path.
+        drop: `[n]` int64, whole pages of live positions below the row's end.
+    """
+    row.holes = merge(row.holes, drop)
+    end, tokens = row.end, row.tokens()
+    cut = _first_to_go(cache, row, tokens)
+    if cache.layout == "reclaim":
+        _give_way(cache, row, tokens, cut)
+    cache.unlock(row.req.lock)
+    row.req.lock = None
+    path, nodes, positions, slots = _withdraw_row(cache, row, tokens, cut)
+    dead = np.isin(positions, row.holes) & (cache.layout == "reclaim")
+    freed = int(dead.sum())
+    _free(cache, row, slots[torch.from_numpy(dead).to(slots.device)])
+    start = path[-1].end if path else 0
+    if start < end:
+        survivors = positions[~dead]
+        missing = np.setdiff1d(np.arange(start, end), survivors, assume_unique=True)
+        segment = Segment(cache.names.fresh(), start, end, missing, row.holes)
+        kept = slots[torch.from_numpy(~dead).to(slots.device)]
+        path, nodes = (*path, segment), (*nodes, _insert(cache, row, segment, survivors, kept, 0))
+    pool = cache.req_to_token_pool
+    marks = torch.from_numpy(tombstones(drop, cache.page_size)).to(pool.device, torch.int32)
+    pool.write((row.index, torch.from_numpy(drop).to(pool.device)), marks)
+    _settle(cache, row, path, nodes)
+    return freed
+
+
+def _first_to_go(cache: IntentKVRadixCache, row: Row, tokens: np.ndarray) -> int:
+    """The first position of the row's own-key segment to be withdrawn: its first hole, or what others share if that is longer."""
+    head = row.path[0].end if row.path[0].name is None else 0
+    first = page_floor(int(row.holes[0]), cache.page_size)
+    if cache.layout == "mask" or first >= head:
+        return head
+    shared = cache.guard.shared(("session", row.req.intentkv.session), row.scope, tokens[:head], beyond=first)
+    return page_floor(shared, cache.page_size)
+
+
+def _withdraw_row(
+    cache: IntentKVRadixCache, row: Row, tokens: np.ndarray, cut: int
+) -> tuple[tuple[Segment, ...], tuple[int, ...], np.ndarray, torch.Tensor]:
+    """Withdraw a row's nodes from its end: whole namespaces, and its own-key segment down to `cut`.
+
+    Returns:
+        Segments and nodes that stay; positions, `[n]` int64, and slots, `[n]` int64, of the entries that came out.
+    """
+    core = cache.tree_core
+    path, nodes = list(row.path), list(row.nodes)
+    positions: list[np.ndarray] = []
+    slots: list[torch.Tensor] = []
+    while path:
+        segment, entries = path[-1], path[-1].positions()
+        floor = cut if segment.name is None else 0
+        if 0 < floor < len(entries):
+            core.match_prefix(MatchPrefixParams(key=_text_key(row, tokens[:floor])))  # splits the node that crosses the cut
+        out = withdraw(core, nodes[-1], floor)
+        cache.ledger.leave_tree(out.slots)
+        positions.append(entries[out.kept :])
+        slots.append(out.slots)
+        if out.kept:
+            if out.kept < len(entries):
+                path[-1], nodes[-1] = segment.cut(int(entries[out.kept])), out.node
+            break
+        path.pop()
+        nodes.pop()
+    return tuple(path), tuple(nodes), np.concatenate(positions[::-1]), torch.cat(slots[::-1])
+
+
+def _give_way(cache: IntentKVRadixCache, row: Row, tokens: np.ndarray, cut: int) -> None:
+    """Free the session's own idle texts that hang on what is about to be withdrawn.
+
+    An edited history, or a chat template that rewrites the last answer, leaves the old continuation as a branch; were it kept, the
+    nodes below could never come out. What others share, and what a parallel request still runs on, stays.
+    """
+    session = row.req.intentkv.session
+    for record in cache.records.of(session):
+        common = page_floor(common_prefix(record.tokens, tokens), cache.page_size)
+        if record.scope != row.scope or common <= cut or common >= len(record.tokens):
+            continue
+        for segment in reversed(record.path):
+            found = _match(cache, row, segment, record)
+            floor = len(live_positions(segment.start, common, segment.missing))
+            if segment.name is None:
+                user = ("session", session)
+                shared = cache.guard.shared(user, row.scope, record.tokens[: segment.end], beyond=min(common, segment.end))
+                floor = max(floor, page_floor(shared, cache.page_size))
+            out = withdraw(cache.tree_core, found, floor)
+            cache.ledger.leave_tree(out.slots)
+            _free(cache, row, out.slots)
+        cache.records.remove(session, record)
+
+
+def _match(cache: IntentKVRadixCache, row: Row, segment: Segment, record: Record) -> int:
+    """The node at the end of what is left of a record's segment."""
+    if segment.name is not None:
+        return match_entries(cache.tree_core, segment, record.tokens).last_device_node
+    key = _text_key(row, record.tokens[: segment.end])
+    return cache.tree_core.match_prefix(MatchPrefixParams(key=key)).last_device_node
+
+
+def _text_key(row: Row, tokens: np.ndarray) -> RadixKey:
+    ids = array("q", tokens.astype(np.int64).tobytes())
+    return RadixKey(ids, extra_key=row.req.extra_key, cache_salt=row.req.cache_salt)
+
+
+def _insert(
+    cache: IntentKVRadixCache, row: Row, segment: Segment, positions: np.ndarray, slots: torch.Tensor, filed: int
+) -> int:
+    """Insert the entries of a private segment; returns the node they end on. The first `filed` are in the tree already."""
+    if not len(positions):
+        return cache.root_node_handle()
+    tokens = np.array(row.req.full_untruncated_fill_ids[: segment.end], dtype=np.int64)
+    params = InsertParams(
+        key=RadixKey(entry_ids(positions, tokens), extra_key=segment.name),
+        value=slots,
+        prev_prefix_len=filed,
+        inserted_len=filed,
+        priority=row.req.priority or 0,
+    )
+    return cache.insert(params).last_device_node
+
+
+def _settle(cache: IntentKVRadixCache, row: Row, path: tuple[Segment, ...], nodes: tuple[int, ...]) -> None:
+    """Put a row on its new path and lock it."""
+    req = row.req
+    row.path, row.nodes = path, nodes
+    req.last_node = PathNode.of(cache.root_node_handle(), path, nodes, row.holes)
+    req.lock = cache.lock(req.last_node)
+    req.kv.cache_protected_len = row.end
+    if path[0].name is None:  # touched last, so that the beginning is not evicted before what hangs on it
+        cache.touch_prefix(_text_key(row, row.tokens()[: path[0].end]))
+
+
+def _free(cache: IntentKVRadixCache, row: Row, slots: torch.Tensor) -> None:
+    """Free whole pages of `slots`, `[n]` int64, which no tree path and no other row may reach."""
+    pool = cache.req_to_token_pool
+    others = [req for index, req in cache.running.items() if index != row.index]
+    rows = pool.req_to_token[[req.kv.req_pool_idx for req in others]]
+    lengths = torch.tensor([req.kv.kv_allocated_len for req in others], dtype=torch.int64, device=pool.device)
+    cache.ledger.check_unmapped(slots, rows, lengths, by=f"session {row.req.intentkv.session}")
+    cache.token_to_kv_pool_allocator.free_segment(slots, start_pos=0)

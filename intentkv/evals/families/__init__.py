@@ -1,0 +1,6 @@
+"""The worlds that agent sessions are made in, by name."""
+
+from intentkv.evals.families.operations_log import OPERATIONS_LOG
+from intentkv.evals.families.order_desk import ORDER_DESK
+
+FAMILIES = {family.name: family for family in (ORDER_DESK, OPERATIONS_LOG)}

@@ -1,0 +1,170 @@
+"""Generated agent sessions: an agent loads records through a tool, and is asked about them turns later.
+
+A session is fixed by (family, seed). Which facts are asked, and when, is drawn from the seed, so nothing in a record tells
+what will be needed; every record also holds facts of the same form that nobody asks for.
+"""
+
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Message = dict[str, str]  # role, content
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One form of fact about a subject.
+
+    Attributes:
+        statement: a sentence with {subject} and {value}.
+        question: asks for the value, with {subject}.
+        draw: makes an unpredictable value.
+    """
+
+    statement: str
+    question: str
+    draw: Callable[[random.Random], str]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A world that sessions are made in.
+
+    Attributes:
+        system: the system prompt.
+        tool, titles: the tool's name, and the kinds of record it loads ("morning intake ledger").
+        subjects: what facts are about; each has one fact per session.
+        kinds: the forms of facts.
+        openings, actions, reasons, closings: parts that a sentence of filler is made of.
+    """
+
+    name: str
+    system: str
+    tool: str
+    titles: tuple[str, ...]
+    subjects: tuple[str, ...]
+    kinds: tuple[Kind, ...]
+    openings: tuple[str, ...]
+    actions: tuple[str, ...]
+    reasons: tuple[str, ...]
+    closings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What a record says about `subject`, and the turn (from 1) in which the session first shows it."""
+
+    statement: str
+    question: str
+    value: str
+    turn: int = 0
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Messages that the agent adds before it asks the model, ending with the user's question, and what is right.
+
+    Attributes:
+        messages: the load of a record (user, assistant with the call, tool) if this turn loads one; then the question.
+        expected: what a right answer contains.
+        age: turns since the answer was shown; 0 in the turn that loads it.
+        asked_before: the same question was asked in an earlier turn.
+    """
+
+    messages: tuple[Message, ...]
+    expected: str
+    age: int
+    asked_before: bool
+
+
+@dataclass(frozen=True)
+class Session:
+    """A system prompt and the turns after it. `name` is family and seed."""
+
+    name: str
+    system: str
+    turns: tuple[Turn, ...]
+
+
+def make_session(family: Family, seed: int, *, records: int = 5, late: int = 5, facts: int = 4, filler: int = 22) -> Session:
+    """A session of `records` turns that each load a record and ask, then `late` turns that only ask.
+
+    A record holds `facts` facts among `filler` sentences (about 600 tokens of SmolLM2 with the defaults). The first turn
+    asks about its own record, every later one about an earlier record; each fact is asked once, but for one late
+    question that repeats the first.
+    """
+    draw = random.Random(f"{family.name} {seed}")
+    subjects = draw.sample(family.subjects, records * facts)
+    told: list[Fact] = []
+    asked: list[Fact] = []
+    turns: list[Turn] = []
+    repeat_in = draw.randrange(records + 2, records + late + 1)
+    for number in range(1, records + late + 1):
+        messages: list[Message] = []
+        if number <= records:
+            new = [_fact(family, subjects.pop(), draw, number) for _ in range(facts)]
+            messages += _load(family, number, new, filler, draw)
+            told += new
+        open_facts = [f for f in told if f not in asked and (f.turn < number or number == 1)]
+        fact = asked[0] if number == repeat_in else draw.choice(open_facts)
+        messages.append({"role": "user", "content": fact.question})
+        turns.append(Turn(tuple(messages), fact.value, number - fact.turn, fact in asked))
+        asked.append(fact)
+    return Session(f"{family.name}-{seed}", family.system, tuple(turns))
+
+
+def is_right(answer: str, expected: str) -> bool:
+    """Whether `answer` contains `expected`, whatever the case."""
+    return expected.lower() in answer.lower()
+
+
+def _fact(family: Family, subject: str, draw: random.Random, turn: int) -> Fact:
+    kind = draw.choice(family.kinds)
+    value = kind.draw(draw)
+    return Fact(kind.statement.format(subject=subject, value=value), kind.question.format(subject=subject), value, turn)
+
+
+def _load(family: Family, number: int, facts: list[Fact], filler: int, draw: random.Random) -> list[Message]:
+    """The three messages by which record `number` enters the session: request, call, tool output."""
+    title = family.titles[(number - 1) % len(family.titles)]
+    sentences = _filler(family, filler, draw)
+    for fact in facts:
+        sentences.insert(draw.randrange(1, len(sentences)), fact.statement)
+    record = f"{title.capitalize()}, entry {draw.randrange(1000, 9999)}. " + " ".join(sentences)
+    return [
+        {"role": "user", "content": f"Please load the {title}."},
+        {"role": "assistant", "content": f'{family.tool}("{title}")'},
+        {"role": "tool", "content": record},
+    ]
+
+
+def _filler(family: Family, count: int, draw: random.Random) -> list[str]:
+    """`count` sentences of which no two share more than a part; each part comes up about equally often."""
+    parts = (family.openings, family.actions, family.reasons, family.closings)
+    decks = [itertools.cycle(draw.sample(part, len(part))) for part in parts]
+    return ["{} {} {}, {}.".format(*(next(deck) for deck in decks)) for _ in range(count)]
+
+
+def code(draw: random.Random) -> str:
+    """Two letters and three digits: `KX-402`."""
+    letters = "".join(draw.choice("ABCDEFGHJKLMNPQRSTVWXYZ") for _ in range(2))
+    return f"{letters}-{draw.randrange(100, 1000)}"
+
+
+def amount(draw: random.Random) -> str:
+    """Dollars and cents: `$183.40`."""
+    return f"${draw.randrange(20, 900)}.{draw.randrange(10) * 10 + draw.choice((0, 5)):02d}"
+
+
+def person(draw: random.Random) -> str:
+    """A surname out of forty, none of which is a subject of a family."""
+    return draw.choice(SURNAMES)
+
+
+SURNAMES = tuple(
+    "Abernathy Bellweather Castellan Drummond Eastwick Farrow Galloway Hathersage Ingleby Jarrow Kingsley Lockhart "
+    "Merriman Northcott Okafor Pemberton Quintero Ravenhill Silverlake Tremaine Underwood Vandermeer Whitlock Yarborough "
+    "Zimmerman Ashgrove Blackwood Cranfield Dunmore Ellsworth Fairbanks Greenhalgh Holloway Islington Kirkwall Langford "
+    "Marchetti Novak Oduya Prescott".split()
+)

@@ -1,0 +1,263 @@
+"""Settings: every bad value is refused by name, all at once, and good ones survive every way in and out."""
+
+import argparse
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from intentkv.config import (
+    Budget,
+    RequestSettings,
+    Settings,
+    add_flags,
+    parse_request,
+    settings_from_flags,
+    settings_from_kwargs,
+)
+from intentkv.errors import SettingsError
+from intentkv.score.registry import SCORERS
+
+
+def from_flags(*args: str) -> Settings | None:
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    return settings_from_flags(parser.parse_args(args))
+
+
+def refusal(call: object, *args: object, **kwargs: object) -> tuple[str, ...]:
+    with pytest.raises(SettingsError) as caught:
+        call(*args, **kwargs)  # type: ignore[operator]
+    assert str(caught.value) == "\n".join(caught.value.reasons)
+    return caught.value.reasons
+
+
+def test_importing_the_settings_loads_neither_torch_nor_sglang() -> None:
+    code = "import sys, intentkv.config; print([m for m in ('torch', 'numpy', 'sglang') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_off_is_none_and_on_is_the_documented_defaults() -> None:
+    assert from_flags() is None
+    assert from_flags("--enable-intentkv") == Settings(
+        scorer="intent",
+        budget=Budget("fixed", 8192),
+        trigger=512,
+        layout="reclaim",
+        memory_decay=0.5,
+        max_sessions=1024,
+        recent=64,
+    )
+
+
+def test_every_flag_is_read() -> None:
+    settings = from_flags(
+        *("--enable-intentkv", "--intentkv-scorer", "streaming", "--intentkv-budget", "12.5%"),
+        *("--intentkv-trigger", "1", "--intentkv-layout", "mask", "--intentkv-memory-decay", "0"),
+        *("--intentkv-max-sessions", "7", "--intentkv-recent", "0"),
+    )
+    assert settings == Settings("streaming", Budget("share", 12.5), 1, "mask", 0.0, 7, 0)
+
+
+def test_help_names_every_scorer_and_default() -> None:
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    text = " ".join(parser.format_help().split())
+    assert all(name in text for name in SCORERS)
+    assert "such as 25% (default: 8192)" in text
+
+
+def test_a_flag_without_the_switch_is_refused() -> None:
+    reasons = refusal(from_flags, "--intentkv-budget", "1", "--intentkv-config", "x.toml")
+    assert [r.split()[0] for r in reasons] == ["--intentkv-budget", "--intentkv-config"]
+    assert all("--enable-intentkv" in r for r in reasons)
+
+
+def test_all_bad_flags_are_reported_at_once() -> None:
+    reasons = refusal(
+        from_flags,
+        *("--enable-intentkv", "--intentkv-scorer", "intnet", "--intentkv-budget", "0", "--intentkv-trigger", "many"),
+        *("--intentkv-layout", "masks", "--intentkv-memory-decay", "nan", "--intentkv-max-sessions", "-1"),
+        *("--intentkv-recent", "1.5"),
+    )
+    assert reasons == (
+        "--intentkv-scorer: expected one of intent, intent-rule, streaming, random, got 'intnet'; "
+        "the nearest is 'intent'",
+        "--intentkv-budget: expected a number of tokens from 1 to 2147483647, or a share of the history above 0% and "
+        "up to 100%, got '0'",
+        "--intentkv-trigger: expected an integer from 1 to 2147483647, got 'many'",
+        "--intentkv-layout: expected one of reclaim, mask, got 'masks'; the nearest is 'mask'",
+        "--intentkv-memory-decay: expected a number from 0 to 100, got 'nan'",
+        "--intentkv-max-sessions: expected an integer from 1 to 2147483647, got '-1'",
+        "--intentkv-recent: expected an integer from 0 to 2147483647, got '1.5'",
+    )
+
+
+def test_the_file_speaks_and_flags_beat_it(tmp_path: Path) -> None:
+    file = tmp_path / "intentkv.toml"
+    file.write_text('budget = "25%"\ntrigger = 64\nmemory-decay = 1\nmax_sessions = "9"\n')
+    settings = from_flags("--enable-intentkv", "--intentkv-config", str(file), "--intentkv-trigger", "128")
+    assert settings == Settings(budget=Budget("share", 25.0), trigger=128, memory_decay=1.0, max_sessions=9)
+    assert settings_from_kwargs(config=str(file), trigger=128) == settings
+
+
+def test_the_file_is_refused_with_every_reason_beside_the_flags(tmp_path: Path) -> None:
+    file = tmp_path / "intentkv.toml"
+    file.write_text("bugdet = 5\ntrigger = true\nmax-sessions = 1\nmax_sessions = 2\n[recent]\nx = 1\n")
+    reasons = refusal(from_flags, "--enable-intentkv", "--intentkv-config", str(file), "--intentkv-layout", "x")
+    assert reasons[0] == f"{file}: max_sessions is given twice"
+    assert reasons[1] == f"{file}: bugdet: unknown key; the nearest is budget"
+    assert reasons[2].startswith(f"{file}: trigger: expected an integer")
+    assert reasons[3].startswith(f"{file}: recent: expected an integer")
+    assert reasons[4].startswith("--intentkv-layout: expected one of")
+    assert len(reasons) == 5
+
+
+@pytest.mark.parametrize("content", [None, b"budget = ", b"\xff\xfe"], ids=["missing", "bad toml", "bad utf-8"])
+def test_an_unreadable_file_is_one_reason(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "intentkv.toml"
+    if content is not None:
+        file.write_bytes(content)
+    reasons = refusal(from_flags, "--enable-intentkv", "--intentkv-config", str(file), "--intentkv-recent", "x")
+    assert reasons[0].startswith(f"--intentkv-config: cannot read {str(file)!r}: ")
+    assert reasons[1].startswith("--intentkv-recent: ")
+
+
+def test_keyword_arguments_are_checked_like_flags() -> None:
+    assert settings_from_kwargs(scorer="random", budget="25%") == Settings("random", Budget("share", 25.0))
+    reasons = refusal(settings_from_kwargs, budget=True, layuot="mask", recent=-1)
+    assert [r.split(":")[0] for r in reasons] == ["budget", "layuot", "recent"]
+    assert reasons[1].endswith("the nearest is layout")
+
+
+def test_auto_budget_says_why_not() -> None:
+    (reason,) = refusal(settings_from_kwargs, budget="auto")
+    assert "not available in this version" in reason
+    assert "25%" in reason
+
+
+@pytest.mark.parametrize("raw", [0, -1, 1.5, True, None, "", "%", "0%", "101%", "nan%", "-5%", "1e9", 2**31, "٣%%"])
+def test_bad_budgets_are_refused(raw: object) -> None:
+    with pytest.raises(ValueError, match="expected a number of tokens from 1 to 2147483647, or a share"):
+        Budget.parse(raw)
+
+
+@given(st.one_of(st.integers(1, 2**31 - 1), st.floats(0, 100, exclude_min=True).map(lambda x: f"{x}%")))
+def test_a_budget_reads_back_what_it_prints(raw: object) -> None:
+    budget = Budget.parse(raw)
+    assert Budget.parse(str(budget)) == budget
+    assert Budget.parse(budget) == budget
+
+
+@given(st.floats(0, 100, exclude_min=True), st.integers(0, 10**6))
+def test_a_share_is_at_most_that_share(percent: float, history: int) -> None:
+    tokens = Budget.parse(f"{percent}%").tokens(history)
+    assert 0 <= tokens <= history
+    assert tokens <= history * percent / 100 < tokens + 1
+
+
+def test_budget_tokens() -> None:
+    assert Budget.parse("100").tokens(10) == 100
+    assert Budget.parse("25%").tokens(1003) == 250
+    assert Budget.parse("29%").tokens(100) == 29
+    assert (str(Budget.parse("25.0%")), str(Budget.parse("12.5%")), str(Budget.parse(64))) == ("25%", "12.5%", "64")
+
+
+@given(
+    st.builds(
+        Settings,
+        scorer=st.sampled_from(sorted(SCORERS)),
+        budget=st.one_of(
+            st.builds(Budget, st.just("fixed"), st.integers(1, 2**31 - 1)),
+            st.builds(Budget, st.just("share"), st.floats(0, 100, exclude_min=True)),
+        ),
+        trigger=st.integers(1, 2**31 - 1),
+        layout=st.sampled_from(["reclaim", "mask"]),
+        memory_decay=st.floats(0, 100),
+        max_sessions=st.integers(1, 2**31 - 1),
+        recent=st.integers(0, 2**31 - 1),
+    )
+)
+def test_settings_survive_json_and_pickle(settings: Settings) -> None:
+    plain = settings.to_dict()
+    assert {type(value) for value in plain.values()} <= {str, int, float}
+    assert Settings.from_dict(json.loads(json.dumps(plain))) == settings
+    assert pickle.loads(pickle.dumps(settings)) == settings
+
+
+def test_the_error_survives_pickle_with_its_reasons() -> None:
+    error = pickle.loads(pickle.dumps(SettingsError(["one", "two"])))
+    assert error.reasons == ("one", "two")
+    assert str(error) == "one\ntwo"
+
+
+def test_a_request_takes_the_servers_settings_where_it_says_nothing() -> None:
+    defaults = Settings(scorer="streaming", budget=Budget("fixed", 99))
+    expected = RequestSettings(session=None, budget=defaults.budget, scorer="streaming", enabled=True, span=None)
+    for params in (None, {}, {"temperature": 1, "intentkv": 3, 5: 6}, [1, 2], "text", {"intentkv_budget": None}):
+        assert parse_request(params, None, defaults) == expected
+
+
+def test_a_request_overrides_what_it_names() -> None:
+    params = {
+        "intentkv_session": "agent é 7",
+        "intentkv_budget": "50%",
+        "intentkv_scorer": "random",
+        "intentkv_enabled": False,
+        "intentkv_span": "3:17",
+        "other": "left alone",
+    }
+    expected = RequestSettings("agent é 7", Budget("share", 50.0), "random", False, (3, 17))
+    assert parse_request(params, None, Settings()) == expected
+    assert parse_request(params, "agent é 7", Settings()) == expected
+    assert parse_request({}, "top-level", Settings()).session == "top-level"
+
+
+def test_all_bad_request_values_are_reported_at_once() -> None:
+    params = {
+        "intentkv_session": "",
+        "intentkv_budget": "lots",
+        "intentkv_scorer": 5,
+        "intentkv_enabled": "yes",
+        "intentkv_span": "7:7",
+        "intentkv_bugdet": 1,
+    }
+    reasons = refusal(parse_request, params, "a\x00b", Settings())
+    assert [r.split(":")[0] for r in reasons] == [*params, "session_id", "session_id and intentkv_session"]
+    assert "got ''" in reasons[0]
+    assert reasons[2] == "intentkv_scorer: expected one of intent, intent-rule, streaming, random, got 5"
+    assert reasons[3] == "intentkv_enabled: expected true or false, got 'yes'"
+    assert "0 <= start < end, got '7:7'" in reasons[4]
+    assert reasons[5] == "intentkv_bugdet: unknown key; the nearest is intentkv_budget"
+
+
+def test_two_different_sessions_are_refused() -> None:
+    (reason,) = refusal(parse_request, {"intentkv_session": "a"}, "b", Settings())
+    assert reason == "session_id and intentkv_session: expected one of them, or both equal, got 'b' and 'a'"
+
+
+@pytest.mark.parametrize("bad", ["", "x" * 257, "a\x00", "a\nb", "\x7f", "\x85", "\ud800", 5, True, ["a"]])
+def test_bad_session_ids_are_refused_shortly(bad: object) -> None:
+    (reason,) = refusal(parse_request, None, bad, Settings())
+    assert reason.startswith("session_id: expected a string of 1 to 256 characters without control characters, got ")
+    assert len(reason) < 200
+    reason.encode()
+
+
+@pytest.mark.parametrize("good", ["a", "x" * 256, "日本語", "tab less", "👩‍🔬"])
+def test_good_session_ids_are_taken(good: str) -> None:
+    assert parse_request(None, good, Settings()).session == good
+
+
+@pytest.mark.parametrize(
+    "bad", ["", "5", "5:", ":5", "5:4", "-1:4", "a:b", "1:2:3", "1.0:2", 5, [1, 2], "0:99999999999"]
+)
+def test_bad_spans_are_refused(bad: object) -> None:
+    (reason,) = refusal(parse_request, {"intentkv_span": bad}, None, Settings())
+    assert reason.startswith('intentkv_span: expected "start:end", token positions with 0 <= start < end, got ')

@@ -1,0 +1,102 @@
+"""The system prefix and the newest actionable span of a prompt."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from intentkv.errors import SettingsError
+from intentkv.observe.messages import MessageFormat
+from intentkv.observe.spans import GENERATION_PROMPT_TOKENS, Spans, find_spans
+
+from . import chat_templates as templates
+from .chat_templates import ToyTokenizer, renderer
+
+TOKENIZER = ToyTokenizer("<|im_start|> <|im_end|>")
+CHATML = MessageFormat.from_chat_template(renderer(templates.CHATML), TOKENIZER.encode)
+SYSTEM = {"role": "system", "content": "be brief and exact"}
+USER = {"role": "user", "content": "find the ship"}
+ANSWER = {"role": "assistant", "content": "it sank"}
+TOOL = {"role": "tool", "content": "first result"}
+TOOL_TWO = {"role": "tool", "content": "second result"}
+
+
+def prompt(*conversation: dict, generation: bool = True) -> list[int]:
+    return TOKENIZER.encode(renderer(templates.CHATML, generation=generation)(list(conversation)))
+
+
+def query_text(ids: list[int]) -> str:
+    return TOKENIZER.decode(ids[slice(*find_spans(ids, CHATML).query)])
+
+
+def test_the_newest_user_message_and_the_generation_prompt_ask() -> None:
+    ids = prompt(SYSTEM, USER, ANSWER, USER)
+    assert query_text(ids) == "<|im_start|>user\nfind the ship<|im_end|>\n<|im_start|>assistant\n"
+    spans = find_spans(ids, CHATML)
+    assert TOKENIZER.decode(ids[: spans.system_end]) == "<|im_start|>system\nbe brief and exact<|im_end|>\n"
+    assert TOKENIZER.decode(ids[: spans.first_user_end]).endswith("find the ship<|im_end|>\n")
+    assert spans.first_user_end < spans.query[0]
+
+
+def test_all_tool_messages_in_a_row_ask_and_an_earlier_one_does_not() -> None:
+    text = query_text(prompt(SYSTEM, USER, TOOL, ANSWER, TOOL, TOOL_TWO))
+    assert text.startswith("<|im_start|>tool\nfirst result")
+    assert "second result" in text
+    assert text.count("first result") == 1
+    assert text.endswith("<|im_start|>assistant\n")
+
+
+def test_the_newest_user_message_asks_alone() -> None:
+    assert "first result" not in query_text(prompt(SYSTEM, USER, TOOL, USER))
+
+
+def test_a_long_answer_behind_the_question_is_not_part_of_it() -> None:
+    ids = prompt(USER, {"role": "assistant", "content": "word " * 100})
+    start, end = find_spans(ids, CHATML).query
+    assert TOKENIZER.decode(ids[start:end]).count("word") < GENERATION_PROMPT_TOKENS
+    assert end < len(ids)
+
+
+def test_without_a_system_message_the_first_four_tokens_are_the_prefix() -> None:
+    assert find_spans(prompt(USER), CHATML).system_end == 4
+
+
+def test_a_prompt_that_only_has_a_system_message_ends_with_its_question() -> None:
+    ids = prompt(SYSTEM, generation=False)
+    assert find_spans(ids, CHATML) == Spans(len(ids), (0, len(ids)), None)
+
+
+@pytest.mark.parametrize("fmt", [None, CHATML], ids=["no template", "raw prompt"])
+@pytest.mark.parametrize(
+    ("length", "expected"),
+    [
+        (0, Spans(0, (0, 0))),
+        (1, Spans(1, (0, 1))),
+        (128, Spans(4, (0, 128))),
+        (1000, Spans(4, (872, 1000))),
+    ],
+)
+def test_raw_prompts_fall_back_to_sinks_and_the_end(fmt: MessageFormat | None, length: int, expected: Spans) -> None:
+    assert find_spans([10**6] * length, fmt) == expected
+
+
+def test_the_clients_span_takes_the_place_of_the_newest_message() -> None:
+    ids = prompt(SYSTEM, USER, ANSWER, USER)
+    own = find_spans(ids, CHATML)
+    assert find_spans(ids, CHATML, (2, 9)) == Spans(own.system_end, (2, 9), own.first_user_end)
+
+
+@pytest.mark.parametrize("span", [(0, 11), (10, 12), (5, 5), (-1, 3)])
+def test_a_span_outside_the_prompt_is_refused(span: tuple[int, int]) -> None:
+    with pytest.raises(SettingsError, match=f"expected 0 <= start < end <= 10, .* got {span[0]}:{span[1]}"):
+        find_spans([1] * 10, None, span)
+
+
+@given(st.lists(st.sampled_from([SYSTEM, USER, ANSWER, TOOL]), max_size=8), st.booleans())
+def test_spans_lie_in_the_prompt(conversation: list[dict], generation: bool) -> None:
+    ids = prompt(*conversation, generation=generation)
+    spans = find_spans(ids, CHATML)
+    assert 0 <= spans.system_end <= len(ids)
+    assert 0 <= spans.query[0] <= spans.query[1] <= len(ids)
+    asked = [m for m in conversation if m["role"] in ("user", "tool")]
+    if asked:
+        assert asked[-1]["content"] in TOKENIZER.decode(ids[slice(*spans.query)])
