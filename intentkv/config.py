@@ -8,7 +8,7 @@ import dataclasses
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from intentkv import checks
 from intentkv.errors import SettingsError
@@ -26,6 +26,9 @@ __all__ = [
 ]
 
 
+Layout = Literal["reclaim", "mask"]
+
+
 @dataclass(frozen=True)
 class _Field:
     """One server setting: how it is checked, and what `--help` says about it."""
@@ -35,12 +38,13 @@ class _Field:
     help: str
 
 
-_LAYOUTS = ("reclaim", "mask")
 _FIELDS: dict[str, _Field] = {
     "scorer": _Field(checks.choice(SCORERS), "NAME", f"how history tokens are ranked: {', '.join(SCORERS)}"),
     "budget": _Field(Budget.parse, "N|N%", "history tokens kept: a number, or a share of the history such as 25%"),
     "trigger": _Field(checks.integer(1), "N", "an event needs at least this many droppable tokens"),
-    "layout": _Field(checks.choice(_LAYOUTS), "NAME", "reclaim frees memory; mask only stops reading dropped tokens"),
+    "layout": _Field(
+        checks.choice(get_args(Layout)), "NAME", "reclaim frees memory; mask only stops reading dropped tokens"
+    ),
     "memory_decay": _Field(checks.number(0, 100), "X", "lambda of the session's query memory; 0 never forgets"),
     "max_sessions": _Field(checks.integer(1), "N", "sessions remembered; the least recently used one goes first"),
     "recent": _Field(checks.integer(0), "N", "tokens at the end of the context that are always kept"),
@@ -64,7 +68,7 @@ class Settings:
     scorer: str = "intent"
     budget: Budget = DEFAULT_BUDGET
     trigger: int = 512
-    layout: str = "reclaim"
+    layout: Layout = "reclaim"
     memory_decay: float = 0.5
     max_sessions: int = 1024
     recent: int = 64
@@ -134,7 +138,7 @@ class RequestSettings:
         session: the client's session id, or None.
         budget, scorer: the request's own, or the server's.
         enabled: False leaves this request to stock SGLang.
-        span: `[start, end)` in the prompt that the client designates as its session's span, or None.
+        span: `[start, end)` in the prompt, whose tokens tell the session, or None.
     """
 
     session: str | None

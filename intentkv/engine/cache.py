@@ -99,7 +99,7 @@ class IntentKVRadixCache(UnifiedRadixCache):
         self.names = NamespaceNames()
         self.rows: dict[int, Row] = {}  # sessions' requests, by row
         self.running: dict[int, Req] = {}  # every request that holds a row
-        self._namespaces_evicted = 0
+        self._counts = dict.fromkeys(("events", "dropped", "freed", "namespaces_evicted"), 0)
         self.ledger = SlotLedger(params.token_to_kv_pool_allocator)
         super().__init__(params)
 
@@ -173,7 +173,7 @@ class IntentKVRadixCache(UnifiedRadixCache):
         node = req.last_node
         if isinstance(node, PathNode):
             row = Row(req, node.path, node.nodes, node.holes)
-            self._namespaces_evicted += node.lost
+            self._counts["namespaces_evicted"] += node.lost
         else:
             path = (Segment.of_text(req.prefix_len),) if req.prefix_len else ()
             row = Row(req, path, (node,) * len(path), NO_POSITIONS)
@@ -230,9 +230,12 @@ class IntentKVRadixCache(UnifiedRadixCache):
     def _event(self, row: Row, length: int) -> None:
         drop = self._wanted(row, length)
         if len(drop):
-            state = row.req.intentkv
-            state.dropped += len(drop)
-            state.freed += apply_drop(self, row, drop)
+            freed = apply_drop(self, row, drop)
+            row.req.intentkv.dropped += len(drop)
+            row.req.intentkv.freed += freed
+            self._counts["events"] += 1
+            self._counts["dropped"] += len(drop)
+            self._counts["freed"] += freed
             self.show(row)
 
     def _remember(self, row: Row) -> None:
@@ -273,7 +276,8 @@ class IntentKVRadixCache(UnifiedRadixCache):
         self.guard.forget(("session", session))
 
     def stats(self) -> dict[str, int]:
-        return {"sessions": len(self.records), "namespaces_evicted": self._namespaces_evicted}
+        """Sessions remembered now; events, dropped positions, freed slots and lost namespaces since the start."""
+        return {"sessions": len(self.records), **self._counts}
 
     def audit(self) -> list[str]:
         """What is wrong with the ownership of slots, one line each. Waits for the device."""

@@ -10,6 +10,8 @@ from intentkv.observe.messages import MessageFormat
 
 logger = logging.getLogger(__name__)
 
+RAW = "every prompt is read as raw text, whose system prefix is its first tokens and whose question is its end"
+
 
 def message_format(tokenizer: Any, chat_template: str | None) -> MessageFormat | None:
     """The message format of the served model, or None where only raw prompts can be read.
@@ -23,9 +25,7 @@ def message_format(tokenizer: Any, chat_template: str | None) -> MessageFormat |
         path = Path(chat_template)
         template = path.read_text(encoding="utf-8") if path.suffix == ".jinja" and path.is_file() else None
     if template is None:
-        logger.warning(
-            "intentkv found no Jinja chat template: message boundaries are unknown, so every prompt is read as raw text"
-        )
+        logger.warning("intentkv found no Jinja chat template: %s", RAW)
         return None
 
     def render(messages: list[dict]) -> str:
@@ -34,4 +34,8 @@ def message_format(tokenizer: Any, chat_template: str | None) -> MessageFormat |
     def encode(text: str) -> list[int]:
         return tokenizer.encode(text, add_special_tokens=False)
 
-    return MessageFormat.from_chat_template(render, encode)
+    try:
+        return MessageFormat.from_chat_template(render, encode)
+    except ValueError as error:
+        logger.warning("intentkv cannot read the chat template (%s): %s", error, RAW)
+        return None

@@ -94,6 +94,9 @@ class Runtime:
         # Scores of another row than this one say nothing about it: the row was computed again, or has other holes now.
         if pending is None or pending.length > committed or not np.array_equal(pending.holes, state.holes):
             return np.empty(0, np.int64)
+        if np.isnan(pending.scores).any():
+            logger.warning("request %s: its scores are not numbers, so nothing is dropped", req.rid)
+            return np.empty(0, np.int64)
         forced = self._forced(state, pending.length)
         drop = choose_drop(pending.scores, forced, state.holes, state.budget, self.settings.trigger)
         state.events += len(drop) > 0

@@ -34,16 +34,20 @@ class TurnResult:
     intentkv: dict[str, Any] | None
 
 
-def play(session: Session, url: str, model: str = "default") -> Iterator[TurnResult]:
+def play(
+    session: Session, url: str, model: str = "default", params: dict[str, Any] | None = None
+) -> Iterator[TurnResult]:
     """Yields the result of each turn of `session` on the server at `url` ("http://host:port"), at temperature 0.
 
     The model's own answers, right or wrong, become part of the history, as in an agent's loop. The same requests go to
-    any server: `session_id` and `return_meta_info` are SGLang's own fields.
+    any server: `session_id` and `return_meta_info` are SGLang's own fields. `params` are custom parameters of every
+    request, such as `intentkv_scorer`; each set of them makes a session of its own.
 
     Raises:
         openai.OpenAIError: the server refused a request, or did not answer within TURN_SECONDS.
     """
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=TURN_SECONDS, max_retries=0)
+    session_id = " ".join([session.name, *(f"{name}={value}" for name, value in sorted((params or {}).items()))])
     messages: list[Message] = [{"role": "system", "content": session.system}]
     for turn in session.turns:
         messages += turn.messages
@@ -53,7 +57,7 @@ def play(session: Session, url: str, model: str = "default") -> Iterator[TurnRes
             messages=messages,
             temperature=0,
             max_tokens=ANSWER_TOKENS,
-            extra_body={"session_id": session.name, "return_meta_info": True},
+            extra_body={"session_id": session_id, "return_meta_info": True, "custom_params": params or {}},
         )
         seconds = time.monotonic() - start
         choice = reply.choices[0]

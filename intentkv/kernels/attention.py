@@ -63,17 +63,20 @@ def _attend_one(
     """One request: query `[T, H_q, D]`, its keys and values `[n, H_kv, D]` in order."""
     count = len(query)
     prefix = len(k) - count
+    shape = query.shape
     if count == 1:
         out, lse = _attend_all(query, k, v, scale)
     elif prefix == 0:
         out, lse = _attend_causal(query, k, v, scale)
     else:
+        # In bf16 each half would be rounded before the merge, and the result after it. Widening costs nothing at this size.
+        query, k, v = query.float(), k.float(), v.float()
         old, old_lse = _attend_all(query, k[:prefix], v[:prefix], scale)
         new, new_lse = _attend_causal(query, k[prefix:], v[prefix:], scale)
         lse = torch.logaddexp(old_lse, new_lse)
         out = old * (old_lse - lse).exp_().unsqueeze(-1) + new * (new_lse - lse).exp_().unsqueeze(-1)
     # [H_kv, G, T, ...] -> [T, H_q, ...]
-    return out.permute(2, 0, 1, 3).reshape(query.shape), lse.permute(2, 0, 1).reshape(query.shape[:2])
+    return out.permute(2, 0, 1, 3).reshape(shape), lse.permute(2, 0, 1).reshape(shape[:2])
 
 
 def _attend_all(

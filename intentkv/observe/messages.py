@@ -92,14 +92,14 @@ class MessageFormat:
         """The messages of a prompt, in order; each ends where the next begins, the last one at the end of `ids`.
 
         What precedes the first user or assistant message (BOS, a system message, one that the template puts in by
-        itself) is one system message. A generation prompt is an assistant message of a few tokens. Empty if `ids`
-        holds no boundary: then it is no chat prompt.
+        itself) is one system message. A generation prompt is an assistant message of a few tokens. Empty if no user,
+        assistant or tool message begins in `ids`: then it is no chat prompt, though it may begin with BOS.
         """
-        told = list(self._starts(np.asarray(ids).tolist()))
-        if not told:
+        told = self._starts(np.asarray(ids).tolist())
+        others = list(itertools.dropwhile(lambda start: start[1] == "system", told))
+        if not others:
             return []
-        starts: list[tuple[int, Role]] = [(0, "system")]
-        starts += itertools.dropwhile(lambda start: start[1] == "system", told)
+        starts: list[tuple[int, Role]] = [(0, "system"), *others]
         ends = [start for start, _ in starts[1:]] + [len(ids)]
         return [Message(role, start, end) for (start, role), end in zip(starts, ends, strict=True) if start < end]
 

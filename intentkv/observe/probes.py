@@ -177,8 +177,13 @@ def _common_length(left: str, right: str) -> int:
 
 
 def _before_tag(text: str, start: int) -> int:
-    """`start`, or where the tag begins that it cuts: `<|end|>` and `<|tool|>` share two characters, and no more."""
-    return next((tag.start() for tag in TAG.finditer(text) if tag.start() < start < tag.end()), start)
+    """`start`, or where the tag begins that it cuts off from what follows.
+
+    `<|end|>` and `<|tool|>` share two characters, and no more. Where a template closes every text with a generation
+    prompt, what it shares with a gap ends behind the `<|im_start|>` that belongs to the role.
+    """
+    cuts_role = text[start:][:1].isalpha()
+    return next((tag.start() for tag in TAG.finditer(text) if tag.start() < start < tag.end() + cuts_role), start)
 
 
 def _past_space(text: str, start: int) -> int:

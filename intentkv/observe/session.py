@@ -33,7 +33,7 @@ class SessionKey:
 def session_key(
     *,
     session_id: str | None,
-    span_tokens: Sequence[int] | None,
+    span_tokens: Sequence[int] | NDArray[np.int64] | None,
     prompt_ids: Sequence[int] | NDArray[np.int64],
     first_user_end: int | None,
     extra_key: str | None,

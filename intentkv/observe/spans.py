@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from intentkv.errors import SettingsError
 from intentkv.observe.messages import Message, MessageFormat
 
 SINK_TOKENS = 4  # the first tokens draw attention whatever they say (StreamingLLM, arXiv 2309.17453)
@@ -29,9 +28,7 @@ class Spans:
     first_user_end: int | None = None
 
 
-def find_spans(
-    ids: Sequence[int] | NDArray[np.int64], fmt: MessageFormat | None, client_span: tuple[int, int] | None = None
-) -> Spans:
+def find_spans(ids: Sequence[int] | NDArray[np.int64], fmt: MessageFormat | None) -> Spans:
     """The spans of a prompt.
 
     The newest actionable span is the latest user or tool message (all of several tool messages in a row), with the
@@ -47,15 +44,8 @@ def find_spans(
     Args:
         ids: the prompt.
         fmt: the message format of its tokenizer, or None.
-        client_span: `[start, end)` that the client designates; it takes the place of the newest actionable span.
-
-    Raises:
-        SettingsError: `client_span` does not lie in the prompt.
     """
     n = len(ids)
-    if client_span is not None and not 0 <= client_span[0] < client_span[1] <= n:
-        got = f"{client_span[0]}:{client_span[1]}"
-        raise SettingsError([f"intentkv_span: expected 0 <= start < end <= {n}, the length of the prompt, got {got}"])
     messages = fmt.messages(ids) if fmt is not None else []
     system_end = messages[0].end if messages and messages[0].role == "system" else 0
     first_user_end = next((m.end for m in messages if m.role == "user"), None)
@@ -63,7 +53,7 @@ def find_spans(
         system_end = first_user_end
     return Spans(
         system_end=max(system_end, min(SINK_TOKENS, n)),
-        query=client_span or _actionable(messages) or (max(0, n - RAW_QUERY_TOKENS), n),
+        query=_actionable(messages) or (max(0, n - RAW_QUERY_TOKENS), n),
         first_user_end=first_user_end,
     )
 

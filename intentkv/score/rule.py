@@ -20,7 +20,7 @@ class RuleScorer:
 
     The keys are read in place, in chunks of positions whose temporaries together stay below `WORKSPACE_BYTES`, so that
     the workspace does not grow with n; only the result, the slots and the positions do. A history of one chunk is read
-    once a layer, a longer one twice: first for the softmax's denominator, then for the shares. Query heads of a group
+    once a layer, a longer one twice: first for the softmax's peak and mass, then for the shares. Query heads of a group
     share their KV head by a batched matrix product, without copies of the keys for each.
     """
 
@@ -52,30 +52,33 @@ class RuleScorer:
                 f"got {list(keys.shape)}"
             )
         divisor = 1.0 if self._temperature == "rescaled" else self._temperature * math.sqrt(head_dim)
-        queries = (memory / divisor).view(kv_heads, heads // kv_heads, head_dim)
+        queries = (memory / divisor).view(kv_heads, heads // kv_heads, head_dim).transpose(1, 2)
 
         chunks = list(_chunks(slots.numel(), heads, kv_heads, head_dim))
-        logits = _logits(queries, keys, slots[chunks[0]])
-        denominator = logits.logsumexp(-1, keepdim=True)
-        for chunk in chunks[1:]:
+        peak = queries.new_full((kv_heads, 1, heads // kv_heads), -math.inf)
+        mass = torch.zeros_like(peak)
+        for chunk in chunks:
             logits = _logits(queries, keys, slots[chunk])
-            denominator = torch.logaddexp(denominator, logits.logsumexp(-1, keepdim=True))
+            higher = torch.maximum(peak, logits.amax(1, keepdim=True))
+            mass = mass * (peak - higher).exp() + (logits - higher).exp_().sum(1, keepdim=True)
+            peak = higher
         for chunk in chunks:
             if len(chunks) > 1:
                 logits = _logits(queries, keys, slots[chunk])
-            total[chunk] += logits.sub_(denominator).exp_().sum(dim=(0, 1))
+            total[chunk] += logits.sub_(peak).exp_().div_(mass).sum(dim=(0, 2))
 
 
 def _logits(queries: Tensor, keys: Tensor, slots: Tensor) -> Tensor:
-    """`[H_kv, G, c]` float32 from queries `[H_kv, G, D]` float32 and the keys of `slots` `[c]`."""
+    """`[H_kv, c, G]` float32 from queries `[H_kv, D, G]` float32 and the keys of `slots` `[c]`."""
     gathered = keys.index_select(0, slots).to(torch.float32)
-    return torch.bmm(queries, gathered.permute(1, 2, 0))
+    # Keys first: with four or more queries first, the CPU's product sums each dot in one chain, at twice the error.
+    return torch.bmm(gathered.transpose(0, 1), queries)
 
 
 def _chunks(n: int, heads: int, kv_heads: int, head_dim: int) -> Iterator[slice]:
     """Slices of [0, n), each as long as the workspace allows."""
     # Alive at once for a position: its keys as stored (up to 4 bytes), in float32, and in the layout the product wants;
-    # then the logits, once more inside logsumexp, and those of the chunk before.
+    # then the logits, their exponentials, and the logits of the chunk before.
     per_position = 4 * (3 * kv_heads * head_dim + 3 * heads)
     step = max(1, WORKSPACE_BYTES // per_position)
     for start in range(0, n, step):

@@ -120,7 +120,9 @@ class World:
         return req
 
     def admit(self, req: Req) -> bool:
-        """Match, admit and compute the first chunk; False when the pool has no room."""
+        """Match, admit and compute the first chunk; False when the pool has no room or no row."""
+        if not self.pool.available_size():
+            return False
         req.init_next_round_input(self.cache)
         adder = self._adder()
         adder.add_one_req(req, has_chunked_req=False, truncation_align_size=None)

@@ -213,7 +213,7 @@ class CacheMachine(RuleBasedStateMachine):
             return
         hit = self.world.found[req.rid]
         if expected is not None:
-            assert hit == min(expected, page_floor(len(tokens) - 1, self.page_size)), f"hit {hit}, expected {expected}"
+            assert hit >= expected, f"hit {hit}, expected {expected}"
             TOTALS["full hits"] += 1
         self.disturb(req)
         if req.finished():
@@ -245,7 +245,6 @@ class CacheMachine(RuleBasedStateMachine):
             holes = self.world.holes_of(req)
             before = self.holes.get((req.rid, req.retraction_count), NO_POSITIONS)
             assert np.isin(before, holes).all(), "a dropped position came back"
-            TOTALS["dropped"] += len(holes) - len(before) if (req.rid, req.retraction_count) in self.holes else 0
             self.holes[req.rid, req.retraction_count] = holes
 
     def teardown(self) -> None:
@@ -253,6 +252,7 @@ class CacheMachine(RuleBasedStateMachine):
             return
         for req in self.world.running + self.world.prefilling:
             self.world.abort(req)
+        TOTALS.update(self.world.cache.stats())
         drain(self.world)
         assert self.world.allocator.available_size() == self.world.size
         assert self.world.cache.audit() == []

@@ -204,9 +204,10 @@ def test_special_text_quoted_in_a_content_is_plain_to_the_reader_where_the_role_
     assert [m.role for m in fmt.messages(ids)] == ["system", "user", "assistant", "user"]
 
 
-def test_a_prompt_without_any_header_has_no_messages() -> None:
-    fmt, tokenizer = learned(templates.CHATML, "<|im_start|> <|im_end|>")
-    assert fmt.messages(tokenizer.encode("Once upon a time there was a user.")) == []
+@pytest.mark.parametrize("template", [templates.CHATML, templates.DEEPSEEK], ids=["chatml", "deepseek"])
+def test_a_raw_prompt_has_no_messages(template: str) -> None:
+    fmt, tokenizer = learned(template, "<|im_start|> <|im_end|> <|bos|> <|User|> <|Assistant|> <|eos|>")
+    assert fmt.messages(tokenizer.encode("<|bos|>Once upon a time there was a user.")) == []
     assert fmt.messages([]) == []
 
 
@@ -243,6 +244,18 @@ def test_a_template_that_adds_no_bos_reads_from_the_very_first_token() -> None:
     fmt, tokenizer = learned(bare, "</s>", metaspace=True)
     ids = tokenizer.encode(renderer(bare)([USER, ANSWER, SECOND]))
     assert [m.role for m in fmt.messages(ids)] == ["user", "assistant", "user"]
+
+
+def test_a_template_that_always_adds_a_generation_prompt_still_parts_its_messages() -> None:
+    always = templates.CHATML.replace("{%- if add_generation_prompt -%}", "").removesuffix("{%- endif -%}")
+    fmt, tokenizer = learned(always, "<|im_start|> <|im_end|>")
+    answer = {"role": "assistant", "content": "the user is a user"}
+    ids = tokenizer.encode(renderer(always)([SYSTEM, USER, answer, SECOND]))
+    messages = fmt.messages(ids)
+    assert [m.role for m in messages][:4] == ["system", "user", "assistant", "user"]
+    _, _, assistant, second, *_ = messages
+    assert tokenizer.decode(ids[second.start :]).startswith("<|im_start|>user")
+    assert "the user is a user" in tokenizer.decode(ids[assistant.start : assistant.end])
 
 
 @pytest.mark.parametrize(

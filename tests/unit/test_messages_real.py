@@ -3,7 +3,7 @@
 from functools import cache
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -32,7 +32,6 @@ def message_format() -> MessageFormat:
     )
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(ROLES, CONTENTS), min_size=1, max_size=6))
 def test_every_message_is_found_whatever_it_says(turns: list[tuple[str, str]]) -> None:
     turns = [("system", "be brief"), ("user", "go"), *turns]

@@ -1,6 +1,7 @@
 """The rule score against an obvious loop in float64."""
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,11 +12,27 @@ from intentkv.score.base import ScoreInput
 from intentkv.score.rule import RuleScorer
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The tensors are small: threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def make_input(
-    n: int, *, layers: int = 2, kv_heads: int = 2, group: int = 3, dim: int = 64, dtype: torch.dtype = torch.float32
+    n: int,
+    *,
+    layers: int = 2,
+    kv_heads: int = 2,
+    group: int = 3,
+    dim: int = 64,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
 ) -> tuple[ScoreInput, list[Tensor]]:
     """Random paged keys, more than are used, in random slots; M of unit norm."""
-    generator = torch.Generator().manual_seed(n + 7 * group)
+    generator = torch.Generator().manual_seed(seed)
     pool = max(8, min(n + 5, 4096))
     keys = [torch.randn(pool, kv_heads, dim, generator=generator).to(dtype) * 3 for _ in range(layers)]
     slots = torch.randperm(pool, generator=generator)[:n] if n <= pool else torch.randint(pool, (n,))
@@ -40,12 +57,9 @@ def loop(x: ScoreInput, keys: list[Tensor], temperature: float) -> Tensor:
     for layer in range(layers):
         for head in range(heads):
             group = heads // keys[layer].shape[1]
-            logits = [
-                float(x.memory[layer, head].double() @ keys[layer][slot, head // group].double())
-                / (math.sqrt(dim) * temperature)
-                for slot in x.slots.tolist()
-            ]
-            total += torch.softmax(torch.tensor(logits, dtype=torch.float64), 0)
+            chosen = keys[layer][x.slots, head // group]
+            logits = chosen.double() @ x.memory[layer, head].double() / (math.sqrt(dim) * temperature)
+            total += torch.softmax(logits, 0)
     return total
 
 
@@ -70,14 +84,16 @@ def plain(x: ScoreInput, keys: list[Tensor], temperature: float) -> Tensor:
 def test_equals_the_loop_within_twice_the_error_of_plain_pytorch(
     n: int, group: int, dtype: torch.dtype, temperature: float | str
 ) -> None:
-    x, keys = make_input(n, group=group, dtype=dtype)
-    number = 1 / math.sqrt(x.memory.shape[-1]) if temperature == "rescaled" else float(temperature)
-    expected = loop(x, keys, number)
-    scores = RuleScorer("rule", temperature).score(x)  # type: ignore[arg-type]
-    assert scores.dtype == torch.float32
-    ours = (scores.double() - expected).abs().max().item()
-    theirs = (plain(x, keys, number).double() - expected).abs().max().item()
-    rounding = torch.finfo(torch.float32).eps * expected.max().item()  # where plain PyTorch is exact by luck
+    number = 1 / math.sqrt(64) if temperature == "rescaled" else float(temperature)
+    ours = theirs = rounding = 0.0
+    for seed in range(4):  # the largest error of one draw is a matter of luck
+        x, keys = make_input(n, group=group, dtype=dtype, seed=seed)
+        expected = loop(x, keys, number)
+        scores = RuleScorer("rule", temperature).score(x)  # type: ignore[arg-type]
+        assert scores.dtype == torch.float32
+        ours = max(ours, (scores.double() - expected).abs().max().item())
+        theirs = max(theirs, (plain(x, keys, number).double() - expected).abs().max().item())
+        rounding = max(rounding, torch.finfo(torch.float32).eps * expected.max().item())
     assert ours <= max(2 * theirs, rounding)
 
 
@@ -107,7 +123,7 @@ def test_the_published_temperature_is_flatter() -> None:
     x, _ = make_input(400)
     flat, sharp = (RuleScorer("rule", t).score(x) for t in (1.0, "rescaled"))
     assert flat.max() < sharp.max()
-    by_number = RuleScorer("rule", 1 / math.sqrt(x.memory.shape[-1])).score(x)
+    by_number = RuleScorer("rule", 1 / math.sqrt(64)).score(x)
     assert torch.allclose(sharp, by_number, rtol=1e-4)
 
 
@@ -131,7 +147,7 @@ def test_chunks_change_nothing_but_rounding(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("shape", [(8, 4, 128), (3, 3, 64), (1, 1, 16)], ids=["8x4x128", "3x3x64", "1x1x16"])
 def test_the_workspace_stays_below_32_mib_whatever_the_length(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     kv_heads, group, dim = shape
-    n = 60_000 if dim == 128 else 400_000
+    n = 2**24 // (kv_heads * dim)  # the keys alone would take 64 MiB in float32
     x, _ = make_input(n, layers=1, kv_heads=kv_heads, group=group, dim=dim, dtype=dtype)
     scorer = RuleScorer("rule", 1.0)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:

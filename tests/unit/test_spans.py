@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from intentkv.errors import SettingsError
 from intentkv.observe.messages import MessageFormat
 from intentkv.observe.spans import GENERATION_PROMPT_TOKENS, Spans, find_spans
 
@@ -60,9 +59,9 @@ def test_without_a_system_message_the_first_four_tokens_are_the_prefix() -> None
     assert find_spans(prompt(USER), CHATML).system_end == 4
 
 
-def test_a_prompt_that_only_has_a_system_message_ends_with_its_question() -> None:
+def test_a_prompt_that_only_has_a_system_message_is_read_as_a_raw_one() -> None:
     ids = prompt(SYSTEM, generation=False)
-    assert find_spans(ids, CHATML) == Spans(len(ids), (0, len(ids)), None)
+    assert find_spans(ids, CHATML) == Spans(4, (0, len(ids)), None)
 
 
 @pytest.mark.parametrize("fmt", [None, CHATML], ids=["no template", "raw prompt"])
@@ -77,18 +76,6 @@ def test_a_prompt_that_only_has_a_system_message_ends_with_its_question() -> Non
 )
 def test_raw_prompts_fall_back_to_sinks_and_the_end(fmt: MessageFormat | None, length: int, expected: Spans) -> None:
     assert find_spans([10**6] * length, fmt) == expected
-
-
-def test_the_clients_span_takes_the_place_of_the_newest_message() -> None:
-    ids = prompt(SYSTEM, USER, ANSWER, USER)
-    own = find_spans(ids, CHATML)
-    assert find_spans(ids, CHATML, (2, 9)) == Spans(own.system_end, (2, 9), own.first_user_end)
-
-
-@pytest.mark.parametrize("span", [(0, 11), (10, 12), (5, 5), (-1, 3)])
-def test_a_span_outside_the_prompt_is_refused(span: tuple[int, int]) -> None:
-    with pytest.raises(SettingsError, match=f"expected 0 <= start < end <= 10, .* got {span[0]}:{span[1]}"):
-        find_spans([1] * 10, None, span)
 
 
 @given(st.lists(st.sampled_from([SYSTEM, USER, ANSWER, TOOL]), max_size=8), st.booleans())

@@ -1,0 +1,175 @@
+"""How much prefix reuse and memory pruned sessions keep: SGLang's own cache, pools and admission, and no model.
+
+    python scripts/sim_reclaim.py            # the table
+    python scripts/sim_reclaim.py --json     # and one JSON object as the last line
+
+Eight agents share a system prompt of 512 tokens and take twelve turns, 500 tokens in and 100 out, in turn. Ours keeps 1,500
+tokens a session: which ones is drawn at random, since only their number matters here. The second table mixes eight such agents
+with eight that are not managed, in pools too small for all, and counts who finds what of its past in turns 5 to 12.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tests.host.world import World, publish_settings  # noqa: E402  (the test harness is the simulator)
+
+from intentkv.apply.rows import NO_POSITIONS, live_positions  # noqa: E402
+from intentkv.engine.cache import IntentKVRadixCache  # noqa: E402
+
+SYSTEM, PROMPT, OUTPUT, TURNS, AGENTS, BUDGET = 512, 500, 100, 12, 8, 1500
+AMPLE = 100_000
+
+
+class Pool(World):
+    """A world that counts instead of checking."""
+
+    def __init__(self, ours: bool, size: int, page_size: int, budget: int | None, core: str, chunk: int = 1 << 20) -> None:
+        cache_class = IntentKVRadixCache if ours else UnifiedRadixCache
+        size = size // page_size * page_size
+        super().__init__(core, page_size, size, cache_class=cache_class, context=1 << 14, chunk=chunk)
+        self.budget = budget
+        self.rng = np.random.default_rng(0)
+        self.decide = self.drop_to_budget
+
+    def drop_to_budget(self, req: Req, length: int) -> np.ndarray:
+        """Positions beyond the system prompt, whole pages, until the request has `budget` live tokens."""
+        holes = self.holes_of(req)
+        excess = length - len(holes) - self.budget if self.budget is not None else 0
+        if excess < self.page_size or req.finished():
+            return NO_POSITIONS
+        live = live_positions(SYSTEM, (length - 1) // self.page_size * self.page_size, holes)
+        pages = live.reshape(-1, self.page_size)
+        return np.sort(self.rng.choice(pages, min(len(pages), excess // self.page_size), replace=False).ravel())
+
+    def next_token(self, req: Req) -> int:
+        return int(self.rng.integers(1 << 20))
+
+    def check_row(self, req: Req, length: int) -> None:
+        pass
+
+    def _compute(self, req: Req, start: int, end: int) -> None:
+        pass
+
+
+@dataclass
+class Agent:
+    """One conversation; `session` is None for one that the cache does not manage."""
+
+    name: str
+    session: str | None
+    text: list[int]
+    rng: random.Random
+    asked: list[int] = field(default_factory=list)  # by turn: length of the prompt
+    found: list[int] = field(default_factory=list)  # by turn: how much of it was found
+
+    def turn(self, pool: Pool) -> None:
+        self.text += [self.rng.randrange(1 << 20) for _ in range(PROMPT)]
+        req = pool.serve(pool.request(self.text, self.session, new=OUTPUT))
+        self.asked.append(len(self.text))
+        self.found.append(pool.found[req.rid])
+        self.text = list(req.origin_input_ids + req.output_ids)
+
+
+def agents(count: int, managed: bool) -> list[Agent]:
+    system = [random.Random(0).randrange(1 << 20) for _ in range(SYSTEM)]
+    kind = "managed" if managed else "plain"
+    return [Agent(f"{kind}{i}", f"{kind}{i}" if managed else None, list(system), random.Random(f"{kind}{i}")) for i in range(count)]
+
+
+def hit_rate(group: list[Agent], first_turn: int = 0) -> float:
+    asked = sum(sum(agent.asked[first_turn:]) for agent in group)
+    return sum(sum(agent.found[first_turn:]) for agent in group) / asked
+
+
+def fixed(ours: bool, size: int, page_size: int, core: str) -> dict[str, float]:
+    """The first table's scenario; one row of it."""
+    pool, group = Pool(ours, size, page_size, BUDGET, core), agents(AGENTS, managed=ours)
+    for _ in range(TURNS):
+        for agent in group:
+            agent.turn(pool)
+    stats = pool.cache.stats() if ours else {"dropped": 0, "freed": 0}
+    return {
+        "hit": hit_rate(group),
+        "prefilled": sum(sum(agent.asked) - sum(agent.found) for agent in group),
+        "available": pool.allocator.available_size(),
+        "evictable": pool.cache.evictable_size(),
+        "dropped": stats["dropped"],
+        "freed": stats["freed"],
+    }
+
+
+def unpruned_equals_stock(page_size: int, core: str) -> bool:
+    """Whether a run in which nothing is pruned leaves every hit and the free list as SGLang's own cache does."""
+    traces = []
+    for ours in (False, True):
+        pool, group = Pool(ours, 30_000, page_size, None, core), agents(AGENTS, managed=ours)
+        for agent in group:
+            agent.rng = random.Random(agent.name.removeprefix("managed").removeprefix("plain"))
+        order = random.Random(1)
+        for _ in range(TURNS):
+            for agent in order.sample(group, len(group)):
+                agent.turn(pool)
+        traces.append(([agent.found for agent in group], pool.allocator.get_all_free_pages().tolist()))
+    return traces[0] == traces[1]
+
+
+def mix(ours: bool, size: int, core: str, idle_from: int, chunk: int) -> tuple[float, float]:
+    """The second table's scenario: hit rates of managed and of plain agents in turns 5 to 12."""
+    pool = Pool(ours, size, 1, BUDGET, core, chunk)
+    managed, plain = agents(AGENTS, managed=True), agents(AGENTS, managed=False)
+    for turn in range(TURNS):
+        for one, other in zip(managed, plain, strict=True):
+            if turn < idle_from:
+                one.turn(pool)
+            other.turn(pool)
+    return hit_rate(managed, 4), hit_rate(plain, 4)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument("--core", choices=("rust", "python"), default="rust", help="SGLang's tree core (default: rust)")
+    options = parser.parse_args()
+    publish_settings()
+    results: dict[str, object] = {}
+    print(f"{'pool':>6} {'page':>4} {'cache':>6} {'hit rate':>8} {'prefilled':>9} {'available':>9} {'evictable':>9} {'dropped':>8} {'freed at once':>13}")
+    for page_size in (1, 16):
+        for label, size in (("ample", AMPLE), ("30k", 30_000), ("12k", 12_000)):
+            for ours in (False, True):
+                row = fixed(ours, size, page_size, options.core)
+                print(
+                    f"{label:>6} {page_size:>4} {'ours' if ours else 'stock':>6} {row['hit']:>8.3f} {row['prefilled']:>9,} "
+                    f"{row['available']:>9,} {row['evictable']:>9,} {row['dropped']:>8,} {row['freed']:>13,}"
+                )
+                suffix = label + ("" if page_size == 1 else "_page16")
+                results[f"hit_{suffix}" if ours else f"hit_stock_{suffix}"] = round(row["hit"], 4)
+                if ours and suffix == "30k":
+                    results |= {"dropped": row["dropped"], "freed_at_once": row["freed"]}
+                    results |= {"available_30k": row["available"], "evictable_30k": row["evictable"]}
+    equal = all(unpruned_equals_stock(page_size, options.core) for page_size in (1, 16))
+    results["unpruned_equals_stock"] = equal
+    print(f"\nnothing pruned, 30k: every hit and the free list as in SGLang's own cache: {'yes' if equal else 'NO'}\n")
+    print(f"{'pool':>22} {'stock':>13} {'ours':>13} {'ours, chunks':>13}     hit rate managed / plain, turns 5 to 12")
+    mixes = {}
+    for label, size, idle_from in (("14k", 14_000, TURNS), ("20k", 20_000, TURNS), ("14k, idle from turn 7", 14_000, 7)):
+        runs = [(False, 1 << 20), (True, 1 << 20), (True, 1024)]
+        rates = [mix(ours, size, options.core, idle_from, chunk) for ours, chunk in runs]
+        print(f"{label:>22} " + " ".join(f"{managed:>6.2f} /{plain:>5.2f}" for managed, plain in rates))
+        mixes[label] = {name: [round(rate, 4) for rate in pair] for name, pair in zip(("stock", "ours", "chunks"), rates, strict=True)}
+    if options.json:
+        print(json.dumps({**results, "mix": mixes}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Which query rows a prefill hands to which request, and that their mean is the mean over the whole span."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+from intentkv.config import Budget
+from intentkv.engine.observer import GLIMPSE_ROWS, plan_forward
+from intentkv.engine.state import RequestState
+from intentkv.observe.query_mean import QueryMean
+from intentkv.observe.session import SessionKey
+from intentkv.observe.spans import Spans
+
+
+def state_with(query: tuple[int, int], prompt: int) -> RequestState:
+    spans = Spans(system_end=4, query=query, first_user_end=None)
+    return RequestState(SessionKey("k", "explicit"), "k", "intent", Budget("fixed", 8), spans, prompt)
+
+
+def batch(*requests: tuple[str, int, int], mode: ForwardMode = ForwardMode.EXTEND) -> SimpleNamespace:
+    """Requests as (rid, prefix, extend) tokens; rows are numbered from 1."""
+    rids, prefixes, lengths = zip(*requests, strict=True)
+    return SimpleNamespace(
+        forward_mode=mode,
+        rids=list(rids),
+        req_pool_indices_cpu=torch.arange(1, len(rids) + 1),
+        extend_prefix_lens_cpu=list(prefixes),
+        extend_seq_lens_cpu=list(lengths),
+    )
+
+
+def test_rows_are_counted_over_the_whole_batch() -> None:
+    """Other people's requests take rows too; the span is cut to what this forward computes."""
+    mine = state_with((130, 160), 160)
+    plan = plan_forward(batch(("other", 0, 10), ("mine", 100, 60), ("late", 7, 3)), {"mine": mine})
+    assert plan is not None
+    (watched,) = plan.watched
+    assert (watched.row, watched.end, watched.start, watched.stop) == (2, 160, 10 + 30, 10 + 60)
+    assert watched.into is mine.query
+
+
+def test_a_chunk_before_the_query_lends_its_last_rows() -> None:
+    mine = state_with((500, 520), 520)
+    plan = plan_forward(batch(("mine", 100, 200)), {"mine": mine})
+    assert plan is not None
+    (watched,) = plan.watched
+    assert (watched.start, watched.stop) == (200 - GLIMPSE_ROWS, 200)
+    assert watched.into is not mine.query
+
+
+@pytest.mark.parametrize("mode", [ForwardMode.DECODE, ForwardMode.IDLE])
+def test_only_prefills_are_watched(mode: ForwardMode) -> None:
+    assert plan_forward(batch(("mine", 9, 1), mode=mode), {"mine": state_with((0, 9), 10)}) is None
+
+
+def test_nobody_of_ours() -> None:
+    assert plan_forward(batch(("other", 0, 10)), {}) is None
+
+
+@pytest.mark.parametrize("cuts", [[], [7], [3, 4, 11], [1, 2, 3, 4, 5]])
+def test_the_mean_does_not_depend_on_the_chunks(cuts: list[int]) -> None:
+    """A span of 16 rows in any number of chunks, 3 layers: equal to the mean over all rows in float64."""
+    rows = torch.randn(16, 4, 8)
+    mine = state_with((0, 16), 16)
+    edges = [0, *cuts, 16]
+    for start, stop in zip(edges, edges[1:], strict=False):
+        plan = plan_forward(batch(("mine", start, stop - start)), {"mine": mine})
+        assert plan is not None
+        for layer in range(3):
+            plan.feed(layer, rows[start:stop] * (layer + 1))
+    expected = torch.stack([rows.double().mean(0) * (layer + 1) for layer in range(3)])
+    np.testing.assert_allclose(mine.query.mean().double(), expected, rtol=0, atol=1e-6)
+
+
+def test_uneven_layers_are_refused() -> None:
+    mean = QueryMean()
+    with pytest.raises(ValueError, match="no query was observed"):
+        mean.mean()
+    mean.add(0, torch.ones(2, 1, 4))
+    mean.add(1, torch.ones(3, 1, 4))
+    with pytest.raises(ValueError, match="layers saw different query rows"):
+        mean.mean()
