@@ -1,9 +1,10 @@
 """How much faster intentkv's CPU attention is than SGLang's torch-native backend: one layer of SmolLM2, both in this process.
 
-    python scripts/bench_attention.py [--json] [--runs 15] [--threads 2]
+    python scripts/bench_attention.py [--json] [--runs 15] [--threads 1]
 
 decode: one token of one request with `--context` cached tokens. extend: a one-token prefill of the same cached prefix, which is
-what a request with a full prefix hit pays before its first token. Medians of interleaved runs; prints the last line as JSON with --json.
+what a request with a full prefix hit pays before its first token. Medians of interleaved runs. One thread unless told
+otherwise: with more, every parallel region waits for the slowest, and on a busy machine both columns measure that wait.
 """
 
 import argparse
@@ -62,8 +63,8 @@ def measure(context: int, runs: int) -> tuple[dict[str, dict[str, float]], float
         outputs = {}
         for run in range(runs + 2):
             for name, backend in backends.items():
-                backend.init_forward_metadata(batch)
                 start = time.perf_counter()
+                backend.init_forward_metadata(batch)  # ours builds its slot list here, though once for all layers
                 outputs[name] = backend.forward(q.flatten(1), k, v, layer, batch)
                 if run >= 2:  # the first two warm up
                     times[name].append(1e3 * (time.perf_counter() - start))
@@ -75,8 +76,8 @@ def measure(context: int, runs: int) -> tuple[dict[str, dict[str, float]], float
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--context", type=int, default=2800, help="cached tokens (default: %(default)s)")
-    parser.add_argument("--runs", type=int, default=15, help="timed runs of each backend, at least 10 (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="torch threads (default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=15, help="timed runs of each, at least 10 (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     args = parser.parse_args()
     if args.runs < 10 or args.context < 2:

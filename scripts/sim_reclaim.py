@@ -5,7 +5,8 @@
 
 Eight agents share a system prompt of 512 tokens and take twelve turns, 500 tokens in and 100 out, in turn. Ours keeps 1,500
 tokens a session: which ones is drawn at random, since only their number matters here. The second table mixes eight such agents
-with eight that are not managed, in pools too small for all, and counts who finds what of its past in turns 5 to 12.
+with eight chats that are not managed (120 tokens in, 30 out), in random order and in pools too small for all, and counts who finds
+how much of its past in turns 5 to 12: neither group may pay for the other.
 """
 
 from __future__ import annotations
@@ -27,14 +28,16 @@ from tests.host.world import World, publish_settings  # noqa: E402  (the test ha
 from intentkv.apply.rows import NO_POSITIONS, live_positions  # noqa: E402
 from intentkv.engine.cache import IntentKVRadixCache  # noqa: E402
 
-SYSTEM, PROMPT, OUTPUT, TURNS, AGENTS, BUDGET = 512, 500, 100, 12, 8, 1500
-AMPLE = 100_000
+SYSTEM, TURNS, AGENTS, BUDGET, AMPLE = 512, 12, 8, 1500, 100_000
+AGENT_TURN, CHAT_TURN = (500, 100), (120, 30)  # tokens in, tokens out
 
 
 class Pool(World):
     """A world that counts instead of checking."""
 
-    def __init__(self, ours: bool, size: int, page_size: int, budget: int | None, core: str, chunk: int = 1 << 20) -> None:
+    def __init__(
+        self, ours: bool, size: int, page_size: int, budget: int | None, core: str, chunk: int = 1 << 20
+    ) -> None:
         cache_class = IntentKVRadixCache if ours else UnifiedRadixCache
         size = size // page_size * page_size
         super().__init__(core, page_size, size, cache_class=cache_class, context=1 << 14, chunk=chunk)
@@ -66,25 +69,26 @@ class Pool(World):
 class Agent:
     """One conversation; `session` is None for one that the cache does not manage."""
 
-    name: str
     session: str | None
     text: list[int]
+    turn_tokens: tuple[int, int]
     rng: random.Random
     asked: list[int] = field(default_factory=list)  # by turn: length of the prompt
     found: list[int] = field(default_factory=list)  # by turn: how much of it was found
 
     def turn(self, pool: Pool) -> None:
-        self.text += [self.rng.randrange(1 << 20) for _ in range(PROMPT)]
-        req = pool.serve(pool.request(self.text, self.session, new=OUTPUT))
+        prompt, output = self.turn_tokens
+        self.text += [self.rng.randrange(1 << 20) for _ in range(prompt)]
+        req = pool.serve(pool.request(self.text, self.session, new=output))
         self.asked.append(len(self.text))
         self.found.append(pool.found[req.rid])
         self.text = list(req.origin_input_ids + req.output_ids)
 
 
-def agents(count: int, managed: bool) -> list[Agent]:
-    system = [random.Random(0).randrange(1 << 20) for _ in range(SYSTEM)]
-    kind = "managed" if managed else "plain"
-    return [Agent(f"{kind}{i}", f"{kind}{i}" if managed else None, list(system), random.Random(f"{kind}{i}")) for i in range(count)]
+def agents(managed: bool, turn_tokens: tuple[int, int] = AGENT_TURN, kind: str = "agent") -> list[Agent]:
+    system = list(range(1, SYSTEM + 1))
+    names = [f"{kind}{i}" for i in range(AGENTS)]
+    return [Agent(name if managed else None, list(system), turn_tokens, random.Random(name)) for name in names]
 
 
 def hit_rate(group: list[Agent], first_turn: int = 0) -> float:
@@ -94,7 +98,7 @@ def hit_rate(group: list[Agent], first_turn: int = 0) -> float:
 
 def fixed(ours: bool, size: int, page_size: int, core: str) -> dict[str, float]:
     """The first table's scenario; one row of it."""
-    pool, group = Pool(ours, size, page_size, BUDGET, core), agents(AGENTS, managed=ours)
+    pool, group = Pool(ours, size, page_size, BUDGET, core), agents(managed=ours)
     for _ in range(TURNS):
         for agent in group:
             agent.turn(pool)
@@ -113,9 +117,7 @@ def unpruned_equals_stock(page_size: int, core: str) -> bool:
     """Whether a run in which nothing is pruned leaves every hit and the free list as SGLang's own cache does."""
     traces = []
     for ours in (False, True):
-        pool, group = Pool(ours, 30_000, page_size, None, core), agents(AGENTS, managed=ours)
-        for agent in group:
-            agent.rng = random.Random(agent.name.removeprefix("managed").removeprefix("plain"))
+        pool, group = Pool(ours, 30_000, page_size, None, core), agents(managed=ours)
         order = random.Random(1)
         for _ in range(TURNS):
             for agent in order.sample(group, len(group)):
@@ -125,15 +127,15 @@ def unpruned_equals_stock(page_size: int, core: str) -> bool:
 
 
 def mix(ours: bool, size: int, core: str, idle_from: int, chunk: int) -> tuple[float, float]:
-    """The second table's scenario: hit rates of managed and of plain agents in turns 5 to 12."""
+    """The second table's scenario: hit rates of managed agents and of plain chats in turns 5 to 12."""
     pool = Pool(ours, size, 1, BUDGET, core, chunk)
-    managed, plain = agents(AGENTS, managed=True), agents(AGENTS, managed=False)
+    managed, chats = agents(managed=True), agents(managed=False, turn_tokens=CHAT_TURN, kind="chat")
+    order = random.Random(3)
     for turn in range(TURNS):
-        for one, other in zip(managed, plain, strict=True):
-            if turn < idle_from:
-                one.turn(pool)
-            other.turn(pool)
-    return hit_rate(managed, 4), hit_rate(plain, 4)
+        active = (managed if turn < idle_from else []) + chats
+        for agent in order.sample(active, len(active)):
+            agent.turn(pool)
+    return hit_rate(managed, 4), hit_rate(chats, 4)
 
 
 def main() -> None:
@@ -143,7 +145,9 @@ def main() -> None:
     options = parser.parse_args()
     publish_settings()
     results: dict[str, object] = {}
-    print(f"{'pool':>6} {'page':>4} {'cache':>6} {'hit rate':>8} {'prefilled':>9} {'available':>9} {'evictable':>9} {'dropped':>8} {'freed at once':>13}")
+    print(
+        f"{'pool':>6} {'page':>4} {'cache':>6} {'hit rate':>8} {'prefilled':>9} {'available':>9} {'evictable':>9} {'dropped':>8} {'freed at once':>13}"
+    )
     for page_size in (1, 16):
         for label, size in (("ample", AMPLE), ("30k", 30_000), ("12k", 12_000)):
             for ours in (False, True):
@@ -162,11 +166,18 @@ def main() -> None:
     print(f"\nnothing pruned, 30k: every hit and the free list as in SGLang's own cache: {'yes' if equal else 'NO'}\n")
     print(f"{'pool':>22} {'stock':>13} {'ours':>13} {'ours, chunks':>13}     hit rate managed / plain, turns 5 to 12")
     mixes = {}
-    for label, size, idle_from in (("14k", 14_000, TURNS), ("20k", 20_000, TURNS), ("14k, idle from turn 7", 14_000, 7)):
+    for label, size, idle_from in (
+        ("14k", 14_000, TURNS),
+        ("20k", 20_000, TURNS),
+        ("14k, idle from turn 7", 14_000, 7),
+    ):
         runs = [(False, 1 << 20), (True, 1 << 20), (True, 1024)]
         rates = [mix(ours, size, options.core, idle_from, chunk) for ours, chunk in runs]
         print(f"{label:>22} " + " ".join(f"{managed:>6.2f} /{plain:>5.2f}" for managed, plain in rates))
-        mixes[label] = {name: [round(rate, 4) for rate in pair] for name, pair in zip(("stock", "ours", "chunks"), rates, strict=True)}
+        mixes[label] = {
+            name: [round(rate, 4) for rate in pair]
+            for name, pair in zip(("stock", "ours", "chunks"), rates, strict=True)
+        }
     if options.json:
         print(json.dumps({**results, "mix": mixes}))
 

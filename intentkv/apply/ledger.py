@@ -58,11 +58,11 @@ class SlotLedger:
 
     def enter_tree(self, slots: torch.Tensor) -> None:
         """The radix tree has taken over whole pages of `slots`, `[n]` int64."""
-        self._owner[slots[:: self._page_size] // self._page_size] = TREE
+        self._owner[self._whole_pages(slots)] = TREE
 
     def leave_tree(self, slots: torch.Tensor) -> None:
         """The radix tree has handed whole pages of `slots`, `[n]` int64, to the caller, who frees or files them next."""
-        self._owner[slots[:: self._page_size] // self._page_size] = HELD
+        self._owner[self._whole_pages(slots)] = HELD
 
     def check_unmapped(self, slots: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor, by: str) -> None:
         """Make sure that no row of another request maps `slots` that are about to be freed.
@@ -79,9 +79,10 @@ class SlotLedger:
         if len(slots) == 0 or len(rows) == 0:
             return
         going = torch.zeros(self._pages + 1, dtype=torch.bool, device=self._device)
-        going[slots // self._page_size] = True
+        going[self._pages_of(slots)] = True
         used = torch.arange(rows.shape[1], device=self._device) < lengths[:, None]
-        self._report((going[rows.long() // self._page_size] & used).any(dim=1), f"{by}: slots still mapped by another row")
+        mapped = going[self._pages_of(rows.long())] & used
+        self._report(mapped, f"{by}: slots to be freed are mapped by another row")
 
     def audit(self, free: torch.Tensor, tree: torch.Tensor, private: Mapping[str, torch.Tensor]) -> list[str]:
         """Count every page's owners and compare them with the book. Waits for the device.
@@ -114,6 +115,13 @@ class SlotLedger:
                 faults.append(f"page {wrong[0]}: the book says {_STATES[book[wrong[0]]]}, expected {_STATES[state]}")
         return faults
 
+    def _pages_of(self, slots: torch.Tensor) -> torch.Tensor:
+        return slots if self._page_size == 1 else slots // self._page_size
+
+    def _whole_pages(self, slots: torch.Tensor) -> torch.Tensor:
+        """The pages of `slots` that hold whole pages in page order, each once."""
+        return self._pages_of(slots[:: self._page_size])
+
     def _report(self, wrong: torch.Tensor, message: str) -> None:
         if self._device.type == "cpu":
             if bool(wrong.any()):
@@ -126,7 +134,9 @@ class SlotLedger:
         wrong = state != HELD
         if self._device.type == "cpu" and bool(wrong.any()):
             first = int(wrong.to(torch.uint8).argmax())
-            raise LedgerError(f"free of page {int(pages[first])}: expected a held page, but it is {_STATES[int(state[first])]}")
+            raise LedgerError(
+                f"free of page {int(pages[first])}: expected a held page, but it is {_STATES[int(state[first])]}"
+            )
         self._report(wrong, "unreachable on a CPU pool")
         if not repeats_allowed:
             order = torch.arange(len(pages), device=self._device)
@@ -138,7 +148,7 @@ class SlotLedger:
         def watched(*args: Any, **kwargs: Any) -> torch.Tensor | None:
             slots = alloc(*args, **kwargs)
             if slots is not None:
-                self._owner[slots // self._page_size] = HELD
+                self._owner[self._pages_of(slots)] = HELD
             return slots
 
         return watched

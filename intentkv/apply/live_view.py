@@ -39,7 +39,9 @@ class LiveViews:
         """
         rows, context = self._req_to_token.shape
         if not (0 <= row < rows and 0 <= upto <= context):
-            raise ValueError(f"expected a row below {rows} and a length of at most {context}, got row {row}, length {upto}")
+            raise ValueError(
+                f"expected a row below {rows} and a length of at most {context}, got row {row}, length {upto}"
+            )
         if holes.size == 0:
             self.clear(row)
             return

@@ -1,37 +1,37 @@
 """The radix cache that lets pruned sessions give memory back while prefix reuse stays on.
 
-A request without holes is served by SGLang's own code, to the letter. Once positions have been dropped, the row of the request
-lies on several paths of the same tree (see `intentkv.apply.namespace`), and the overrides below keep four promises:
+A request without holes is served by SGLang's own code, to the letter. Once positions have been dropped, the row of the
+request lies on several paths of the same tree (see `intentkv.apply.namespace`), and the overrides keep four promises:
 
 * a text's own key leads only to KV computed without holes;
 * a private path grows only under exactly the holes it was computed behind;
 * a path is locked and released as a whole;
 * a slot goes back to the pool only when no one else can reach it (see `cache_events` and `intentkv.apply.ledger`).
 
-Accounting, locking and eviction order of pruned sessions are the tree's own: an idle pruned session is an ordinary evictable entry.
+Accounting, locking and eviction of pruned sessions are the tree's own: an idle one is an ordinary evictable entry.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from sglang.srt.mem_cache import registry
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams, InsertResult, MatchPrefixParams, MatchResult, TreeLock
-from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_radix_cache, register_radix_cache_backend
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from intentkv.apply.guard import SharedText
 from intentkv.apply.ledger import SlotLedger
-from intentkv.apply.namespace import NamespaceNames, Segment
+from intentkv.apply.namespace import NamespaceNames
 from intentkv.apply.rows import NO_POSITIONS, droppable
 from intentkv.engine.cache_audit import audit
 from intentkv.engine.cache_events import apply_drop, file_tail
 from intentkv.engine.cache_paths import Hit, PathLock, PathNode, assemble, match_namespaces, prefix_slots
+from intentkv.engine.cache_rows import Row, session_of
 from intentkv.engine.session_records import Record, SessionRecords
 
 if TYPE_CHECKING:
@@ -43,50 +43,17 @@ if TYPE_CHECKING:
 Layout = Literal["reclaim", "mask"]
 
 
-@dataclass
-class Row:
-    """A running request of a session, from the allocation of its row to its release.
-
-    Attributes:
-        req: the request; `req.kv.req_pool_idx` is the row.
-        path: segments of `[0, end)`, all of it filed in the tree. Behind it the row is hole-free and the request's own.
-        nodes: the node at the end of each segment.
-        holes: `[n]` int64, tombstones of the row, all below `end`.
-    """
-
-    req: Req
-    path: tuple[Segment, ...]
-    nodes: tuple[int, ...]
-    holes: np.ndarray
-
-    @property
-    def index(self) -> int:
-        return self.req.kv.req_pool_idx
-
-    @property
-    def end(self) -> int:
-        return self.path[-1].end if self.path else 0
-
-    @property
-    def scope(self) -> tuple[str | None, str | None]:
-        """Requests share KV only within their extra key and cache salt."""
-        return self.req.extra_key, self.req.cache_salt
-
-    def tokens(self) -> np.ndarray:
-        """Token ids of `[0, end)`, `[end]` int32."""
-        return np.array(self.req.full_untruncated_fill_ids[: self.end], dtype=np.int64).astype(np.int32)
-
-
 class IntentKVRadixCache(UnifiedRadixCache):
     """SGLang's unified radix cache with sessions that may drop positions. Runs on the scheduler thread only.
 
     Attributes:
         layout: "reclaim" takes dropped positions out of the tree and frees them; "mask" only stops reading them and keeps
             everything in the tree, as a reference for quality.
-        decide: called after each publish with (request, computed tokens); returns positions to drop, `[n]` integers. Must answer
-            from host-known facts, alike on all ranks.
+        decide: called once after each publish with (request, computed tokens); returns positions to drop, `[n]` integers.
+            Must answer from host-known facts, alike on all ranks.
         views: told whenever a row's holes change.
         records: what sessions have left for their next turn.
+        rows: sessions' running requests; `running`: every request that holds a row. Both by row.
     """
 
     layout: Layout = "reclaim"
@@ -97,8 +64,8 @@ class IntentKVRadixCache(UnifiedRadixCache):
         self.records = SessionRecords()
         self.guard = SharedText()
         self.names = NamespaceNames()
-        self.rows: dict[int, Row] = {}  # sessions' requests, by row
-        self.running: dict[int, Req] = {}  # every request that holds a row
+        self.rows: dict[int, Row] = {}
+        self.running: dict[int, Req] = {}
         self._counts = dict.fromkeys(("events", "dropped", "freed", "namespaces_evicted"), 0)
         self.ledger = SlotLedger(params.token_to_kv_pool_allocator)
         super().__init__(params)
@@ -108,12 +75,10 @@ class IntentKVRadixCache(UnifiedRadixCache):
         if self.views is not None:
             for index in self.rows:
                 self.views.clear(index)
-        self.records.clear()
-        self.guard.clear()
-        self.rows.clear()
-        self.running.clear()
+        for known in (self.records, self.guard, self.rows, self.running):
+            known.clear()
 
-    # -- what a session finds: free of side effects but for recency, since it is asked many times before admission
+    # -- what a session finds: asked many times before admission, so free of effects other than recency
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         hits = self._hits(params)
@@ -123,26 +88,19 @@ class IntentKVRadixCache(UnifiedRadixCache):
         root = self.root_node_handle()
         best = max((assemble(hit, plain, root) for hit in hits), key=lambda node: node.end)
         if best.path and best.path[0].name is None and best.path[0].end < plain.device_prefix_len:
-            cut = super().match_prefix(MatchPrefixParams(key=params.key[: best.path[0].end]))
-            nodes = (cut.last_device_node, *best.nodes[1:])
-            best = PathNode.of(root, best.path, nodes, best.holes, best.lost)
-        return plain._replace(
-            device_prefix_len=best.end,
-            last_device_node=best,
-            last_host_node=best,
-            best_match_node=best,
-            full_kv_hit_length=best.end,
-        )
+            # The text goes on in the tree; the session holds it only as far as its own path does.
+            head = super().match_prefix(MatchPrefixParams(key=params.key[: best.path[0].end])).last_device_node
+            best = PathNode.of(root, best.path, (head, *best.nodes[1:]), best.holes, best.lost)
+        nodes = dict.fromkeys(("last_device_node", "last_host_node", "best_match_node"), best)
+        return plain._replace(device_prefix_len=best.end, full_kv_hit_length=best.end, **nodes)
 
     def _hits(self, params: MatchPrefixParams) -> list[Hit]:
-        session = _session_of(params.req)
+        session = session_of(params.req)
         if session is None or self.disable:
             return []
         scope = (params.key.extra_key, params.key.cache_salt)
-        records = [r for r in self.records.of(session) if r.scope == scope and len(r.holes)]
-        if not records:
-            return []
-        tokens = np.array(params.key.raw_token_ids(), dtype=np.int64)
+        records = [record for record in self.records.of(session) if record.scope == scope and len(record.holes)]
+        tokens = np.array(params.key.raw_token_ids()) if records else NO_POSITIONS
         return [match_namespaces(self.tree_core, record, tokens) for record in records]
 
     def prefix_device_indices(self, req: Req) -> torch.Tensor:
@@ -153,14 +111,14 @@ class IntentKVRadixCache(UnifiedRadixCache):
     def lock(self, node_id: int, skip_lock_components: tuple[ComponentType, ...] = ()) -> TreeLock | None:
         if not isinstance(node_id, PathNode):
             return super().lock(node_id, skip_lock_components)
-        parts = tuple(super(IntentKVRadixCache, self).lock(node, skip_lock_components) for node in node_id.nodes)
-        return PathLock(node_id, parts[-1].receipt if parts else None, parts=parts)
+        parts = [UnifiedRadixCache.lock(self, node, skip_lock_components) for node in node_id.nodes]
+        return PathLock(node_id, parts[-1].receipt if parts else None, parts=tuple(parts))
 
     def unlock(self, lock: TreeLock | None) -> None:
         for part in lock.parts if isinstance(lock, PathLock) else (lock,):
             super().unlock(part)
 
-    # -- a request's life: row allocated, checkpoints, release
+    # -- a request's life: its row is allocated, filled between checkpoints, and released
 
     def maybe_hand_to_session(self, req: Req) -> None:
         super().maybe_hand_to_session(req)
@@ -168,85 +126,79 @@ class IntentKVRadixCache(UnifiedRadixCache):
         if self.disable or self.running.get(index) is req:
             return
         self.running[index] = req
-        if _session_of(req) is None:
-            return
-        node = req.last_node
-        if isinstance(node, PathNode):
-            row = Row(req, node.path, node.nodes, node.holes)
-            self._counts["namespaces_evicted"] += node.lost
-        else:
-            path = (Segment.of_text(req.prefix_len),) if req.prefix_len else ()
-            row = Row(req, path, (node,) * len(path), NO_POSITIONS)
-        self.rows[index] = row
-        self.show(row)
-        req.intentkv.reused_prefix_tokens = req.prefix_len - len(row.holes)
-
-    def show(self, row: Row) -> None:
-        """Tell everybody who reads the row about its holes."""
-        row.req.intentkv.holes = row.holes
-        if self.views is not None:
-            self.views.set_holes(row.index, row.holes, row.end)
+        if session_of(req) is not None:
+            row = self.rows[index] = Row.admitted(req)
+            req.intentkv.reused_prefix_tokens = req.prefix_len - len(row.holes)
+            self._counts["namespaces_evicted"] += isinstance(req.last_node, PathNode) and req.last_node.lost
+            self._show(row)
 
     def checkpoint(self, req: Req, *, up_to: int, **kwargs: Any) -> None:
         row = self.rows.get(req.kv.req_pool_idx)
         aborted = isinstance(req.finished_reason, FINISH_ABORT)
-        if row is None or not len(row.holes):
-            super().checkpoint(req, up_to=up_to, **kwargs)
-        elif not aborted:
-            file_tail(self, row, up_to)
         if row is None:
+            super().checkpoint(req, up_to=up_to, **kwargs)
             if req.finished() and not aborted and not self.disable:
-                scope = (req.extra_key, req.cache_salt)
-                self.guard.note(("request", req.rid), scope, np.array(req.full_untruncated_fill_ids[:up_to], dtype=np.int64))
+                tokens = np.array(req.full_untruncated_fill_ids[:up_to]).astype(np.int32)
+                self.guard.note(("request", req.rid), (req.extra_key, req.cache_salt), tokens)
             return
-        if not len(row.holes):
-            row.path = (Segment.of_text(req.kv.cache_protected_len),)
-            row.nodes = (req.last_node,)
+        self._publish(row, up_to, aborted, **kwargs)
         if not aborted:
-            self._event(row, up_to)
+            self._drop(row, self._wanted(row, up_to))
         self._remember(row)
 
     def checkpoint_decoding(self, req: Req) -> int:
         """An event in the middle of decoding; returns how many positions were dropped.
 
-        Does nothing, not even publish, when nothing is to be dropped or the request is no longer running.
+        Does nothing, not even publish, when nothing is to be dropped or the request does not run any more.
         """
         row = self.rows.get(req.kv.req_pool_idx)
         if row is None or row.req is not req or req.finished() or req.is_retracted or req.skip_radix_cache_insert:
             return 0
         req.refresh_fill_ids()
         length = min(req.kv.kv_committed_len, len(req.full_untruncated_fill_ids))
-        if not len(self._wanted(row, length)):
-            return 0
-        before = len(row.holes)
-        self.checkpoint(req, up_to=length)
-        return len(row.holes) - before
-
-    def _wanted(self, row: Row, length: int) -> np.ndarray:
-        if self.decide is None:
-            return NO_POSITIONS
-        return droppable(self.decide(row.req, length), row.holes, length, self.page_size)
-
-    def _event(self, row: Row, length: int) -> None:
         drop = self._wanted(row, length)
         if len(drop):
-            freed = apply_drop(self, row, drop)
-            row.req.intentkv.dropped += len(drop)
-            row.req.intentkv.freed += freed
-            self._counts["events"] += 1
-            self._counts["dropped"] += len(drop)
-            self._counts["freed"] += freed
-            self.show(row)
+            self._publish(row, length, aborted=False)
+            self._drop(row, drop)
+            self._remember(row)
+        return len(drop)
+
+    def _publish(self, row: Row, up_to: int, aborted: bool, **kwargs: Any) -> None:
+        if not len(row.holes):
+            super().checkpoint(row.req, up_to=up_to, **kwargs)
+            row.published(row.req.kv.cache_protected_len)
+        elif not aborted:
+            file_tail(self, row, up_to)
+
+    def _wanted(self, row: Row, length: int) -> np.ndarray:
+        drop = NO_POSITIONS if self.decide is None else self.decide(row.req, length)
+        return droppable(drop, row.holes, length, self.page_size)
+
+    def _drop(self, row: Row, drop: np.ndarray) -> None:
+        if not len(drop):
+            return
+        freed = apply_drop(self, row, drop)
+        row.req.intentkv.dropped += len(drop)
+        row.req.intentkv.freed += freed
+        for count, amount in (("events", 1), ("dropped", len(drop)), ("freed", freed)):
+            self._counts[count] += amount
+        self._show(row)
+
+    def _show(self, row: Row) -> None:
+        """Tell everybody who reads the row about its holes."""
+        row.req.intentkv.holes = row.holes
+        if self.views is not None:
+            self.views.set_holes(row.index, row.holes, row.end)
 
     def _remember(self, row: Row) -> None:
-        session = _session_of(row.req)
         tokens = row.tokens()
-        self.records.note(session, Record(row.scope, tokens, row.holes, row.path))
-        self.guard.note(("session", session), row.scope, tokens)
+        self.records.note(row.session, Record(row.scope, tokens, row.holes, row.path))
+        self.guard.note(("session", row.session), row.scope, tokens)
 
     def free_kv_row(self, kv: ReqKvInfo, ranges: list[tuple[int, int]]) -> None:
-        if kv.req_pool_idx in self.rows:  # a decode-time event may have filed more than the request finally owns
-            ranges = [(max(start, kv.cache_protected_len), end) for start, end in ranges if end > kv.cache_protected_len]
+        if kv.req_pool_idx in self.rows:  # an event while decoding may have filed more than the request owns in the end
+            filed = kv.cache_protected_len
+            ranges = [(max(start, filed), end) for start, end in ranges if end > filed]
         super().free_kv_row(kv, ranges)
 
     def on_release(self, req: Req, *, checkpointed: bool) -> None:
@@ -284,18 +236,13 @@ class IntentKVRadixCache(UnifiedRadixCache):
         return audit(self)
 
 
-def _session_of(req: Req | None) -> str | None:
-    state = getattr(req, "intentkv", None)
-    return None if state is None else state.session
-
-
 def register_backend(layout: Layout = "reclaim", max_sessions: int = 1024, name: str = "intentkv") -> None:
-    """Register the cache with SGLang, to be chosen by `--radix-cache-backend intentkv`."""
+    """Register the cache with SGLang, to be chosen by `--radix-cache-backend`."""
 
-    def build(context: TreeCacheBuildContext) -> IntentKVRadixCache:
-        cache = create_unified_radix_cache(context, cache_class=IntentKVRadixCache)
+    def build(context: registry.TreeCacheBuildContext) -> IntentKVRadixCache:
+        cache = registry.create_unified_radix_cache(context, cache_class=IntentKVRadixCache)
         cache.layout = layout
         cache.records.max_sessions = max_sessions
         return cache
 
-    register_radix_cache_backend(name, build)
+    registry.register_radix_cache_backend(name, build)

@@ -20,7 +20,8 @@ from intentkv.engine.cache_paths import PathNode, match_entries
 from intentkv.engine.cache_withdraw import withdraw
 
 if TYPE_CHECKING:
-    from intentkv.engine.cache import IntentKVRadixCache, Row
+    from intentkv.engine.cache import IntentKVRadixCache
+    from intentkv.engine.cache_rows import Row
     from intentkv.engine.session_records import Record
 
 
@@ -89,12 +90,11 @@ def apply_drop(cache: IntentKVRadixCache, row: Row, drop: np.ndarray) -> int:
 
 
 def _first_to_go(cache: IntentKVRadixCache, row: Row, tokens: np.ndarray) -> int:
-    """The first position of the row's own-key segment to be withdrawn: its first hole, or what others share if that is longer."""
-    head = row.path[0].end if row.path[0].name is None else 0
+    """Where the row's own-key segment is cut: at its first hole, or behind what others share if that is longer."""
     first = page_floor(int(row.holes[0]), cache.page_size)
-    if cache.layout == "mask" or first >= head:
-        return head
-    shared = cache.guard.shared(("session", row.req.intentkv.session), row.scope, tokens[:head], beyond=first)
+    if cache.layout == "mask" or first >= row.head:
+        return row.head
+    shared = cache.guard.shared(("session", row.session), row.scope, tokens[: row.head], beyond=first)
     return page_floor(shared, cache.page_size)
 
 
@@ -114,7 +114,9 @@ def _withdraw_row(
         segment, entries = path[-1], path[-1].positions()
         floor = cut if segment.name is None else 0
         if 0 < floor < len(entries):
-            core.match_prefix(MatchPrefixParams(key=_text_key(row, tokens[:floor])))  # splits the node that crosses the cut
+            core.match_prefix(
+                MatchPrefixParams(key=_text_key(row, tokens[:floor]))
+            )  # splits the node that crosses the cut
         out = withdraw(core, nodes[-1], floor)
         cache.ledger.leave_tree(out.slots)
         positions.append(entries[out.kept :])
@@ -131,25 +133,28 @@ def _withdraw_row(
 def _give_way(cache: IntentKVRadixCache, row: Row, tokens: np.ndarray, cut: int) -> None:
     """Free the session's own idle texts that hang on what is about to be withdrawn.
 
-    An edited history, or a chat template that rewrites the last answer, leaves the old continuation as a branch; were it kept, the
-    nodes below could never come out. What others share, and what a parallel request still runs on, stays.
+    An edited history, or a chat template that rewrites the last answer, leaves the old continuation as a branch; were it
+    kept, the nodes below could never come out. What others share, and what a parallel request still runs on, stays.
     """
-    session = row.req.intentkv.session
-    for record in cache.records.of(session):
+    user = ("session", row.session)
+    for record in cache.records.of(row.session):
         common = page_floor(common_prefix(record.tokens, tokens), cache.page_size)
         if record.scope != row.scope or common <= cut or common >= len(record.tokens):
             continue
+        gone = True
         for segment in reversed(record.path):
-            found = _match(cache, row, segment, record)
             floor = len(live_positions(segment.start, common, segment.missing))
             if segment.name is None:
-                user = ("session", session)
-                shared = cache.guard.shared(user, row.scope, record.tokens[: segment.end], beyond=min(common, segment.end))
-                floor = max(floor, page_floor(shared, cache.page_size))
-            out = withdraw(cache.tree_core, found, floor)
+                shared = cache.guard.shared(
+                    user, row.scope, record.tokens[: segment.end], beyond=min(common, segment.end)
+                )
+                floor = page_floor(shared, cache.page_size)
+            out = withdraw(cache.tree_core, _match(cache, row, segment, record), floor)
+            gone &= out.kept <= floor
             cache.ledger.leave_tree(out.slots)
             _free(cache, row, out.slots)
-        cache.records.remove(session, record)
+        if gone:
+            cache.records.remove(row.session, record)
 
 
 def _match(cache: IntentKVRadixCache, row: Row, segment: Segment, record: Record) -> int:
@@ -199,5 +204,5 @@ def _free(cache: IntentKVRadixCache, row: Row, slots: torch.Tensor) -> None:
     others = [req for index, req in cache.running.items() if index != row.index]
     rows = pool.req_to_token[[req.kv.req_pool_idx for req in others]]
     lengths = torch.tensor([req.kv.kv_allocated_len for req in others], dtype=torch.int64, device=pool.device)
-    cache.ledger.check_unmapped(slots, rows, lengths, by=f"session {row.req.intentkv.session}")
+    cache.ledger.check_unmapped(slots, rows, lengths, by=f"session {row.session}")
     cache.token_to_kv_pool_allocator.free_segment(slots, start_pos=0)

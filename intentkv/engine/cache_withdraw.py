@@ -62,7 +62,9 @@ def withdraw(core: UnifiedTreeCoreInterface, node: int, floor: int) -> Withdrawa
 
 def _evict_leaf(core: UnifiedTreeCoreInterface, node: int) -> torch.Tensor:
     result = core.evict_device_leaf(node, False)
-    assert result.backup_kv is None, "a leaf to be withdrawn had to be written back first; host caches are refused at start"
+    assert result.backup_kv is None, (
+        "a leaf to be withdrawn had to be written back first; host caches are refused at start"
+    )
     slots = torch.cat(result.device_frees.pop(ComponentType.FULL))
     # A result must not be dropped with resources in it; without a host cache there are none left.
     assert not result.host_frees and not result.cache_actions, "withdrawing a leaf left work for a host cache"

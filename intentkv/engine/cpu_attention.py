@@ -92,7 +92,9 @@ def unsupported(layers: list[RadixAttention], kv_dtype: torch.dtype, dtype: torc
     reasons = []
     remedy = "serve it with --attention-backend torch_native"
     if kv_dtype != dtype:
-        reasons.append(f"intentkv_cpu reads the KV cache in the model's dtype {dtype}, not {kv_dtype}: leave --kv-cache-dtype auto")
+        reasons.append(
+            f"intentkv_cpu reads the KV cache in the model's dtype {dtype}, not {kv_dtype}: leave --kv-cache-dtype auto"
+        )
     if any(layer.sliding_window_size > -1 for layer in layers):
         reasons.append(f"intentkv_cpu has no sliding-window attention: {remedy}")
     if any(layer.logit_cap for layer in layers):

@@ -11,18 +11,21 @@ class CpuLinearMethod(UnquantizedLinearMethod):
     """SGLang's unquantised linear method with another product; weights and their loading are as they were."""
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return linear(x, layer.weight, bias)
+        return linear(x, layer.get_parameter("weight"), bias)
 
 
 def install(model: torch.nn.Module) -> int:
     """Swap the method of every bf16 linear layer of `model`, in place, on a CPU without native bf16; returns how many."""
     if has_bf16_gemm():
         return 0
+    layers = [
+        module
+        for module in model.modules()
+        if isinstance(module, LinearBase)
+        and type(module.quant_method) is UnquantizedLinearMethod
+        and module.weight.dtype == torch.bfloat16
+    ]
     method = CpuLinearMethod()
-    swapped = 0
-    for module in model.modules():
-        if isinstance(module, LinearBase) and type(module.quant_method) is UnquantizedLinearMethod:
-            if module.weight.dtype == torch.bfloat16:
-                module.quant_method = method
-                swapped += 1
-    return swapped
+    for layer in layers:
+        layer.quant_method = method
+    return len(layers)

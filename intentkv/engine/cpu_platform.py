@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import torch
 from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES, add_attention_backend_choices
 from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
@@ -68,7 +68,7 @@ class CpuPlatform(SRTPlatform):
         return "eager"
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
-        """Turn graph capture off (there is nothing to capture on) and refuse any device but "cpu"."""
+        """Turn graph capture off (there is nothing to capture on), let an idle scheduler sleep, refuse any device but "cpu"."""
         if server_args.device != "cpu":
             raise ValueError(
                 f"platform {NAME} serves on the CPU only, but the device is {server_args.device!r}: pass --device cpu, "
@@ -78,6 +78,8 @@ class CpuPlatform(SRTPlatform):
         for phase in (Phase.DECODE, Phase.PREFILL):
             graphs = with_phase(graphs, phase, backend=Backend.DISABLED)
         server_args.cuda_graph_config = graphs
+        # A scheduler that polls takes a whole core, which is what everything else on this machine computes on.
+        server_args.sleep_on_idle = True
 
     def init_backend(self) -> None:
         """Register the attention backend in this worker; SGLang calls it before any model runner is built."""

@@ -118,7 +118,9 @@ def problems_before(rows: list[HookRow], pins: dict[str, Pin] | None) -> list[st
                 "remove that plug-in, or leave it out with SGLANG_PLUGINS"
             )
         elif _wrapped_by_others(row):
-            problems.append(f"hook target {row.target} was wrapped by other code than SGLang's hook registry: remove it")
+            problems.append(
+                f"hook target {row.target} was wrapped by other code than SGLang's hook registry: remove it"
+            )
     return problems
 
 

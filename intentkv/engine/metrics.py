@@ -37,7 +37,9 @@ class PrometheusMetrics:
         self._reused = Counter("intentkv_reused_prefix_tokens_total", "Live prefix tokens reused by later turns")
         self._evicted = Counter("intentkv_namespaces_evicted_total", "Pruned sessions lost to cache eviction")
         self._live = Gauge(
-            "intentkv_live_tokens", "Tokens still read by the request that finished last", multiprocess_mode="mostrecent"
+            "intentkv_live_tokens",
+            "Tokens still read by the request that finished last",
+            multiprocess_mode="mostrecent",
         )
         self._sessions = Gauge("intentkv_sessions", "Sessions with a record", multiprocess_mode="mostrecent")
         self._score = Histogram(

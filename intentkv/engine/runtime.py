@@ -23,7 +23,7 @@ from intentkv.engine import activation
 from intentkv.engine.chat_format import message_format
 from intentkv.engine.metrics import create_metrics
 from intentkv.engine.state import Pending, RequestState
-from intentkv.keep.forced import forced_mask
+from intentkv.keep.forced import forced_mask, whole_pages
 from intentkv.keep.select import candidates, choose_drop, droppable
 from intentkv.observe.query_mean import QueryMean
 from intentkv.score.base import ScoreInput, Scorer
@@ -49,6 +49,7 @@ class Runtime:
         self.format = message_format(scheduler.tokenizer, scheduler.server_args.chat_template)
         self._rows: Tensor = scheduler.req_to_token_pool.req_to_token
         self._pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
+        self.page_size: int = scheduler.page_size
         self._layers: int = runner.model_config.num_hidden_layers
         self._connect(scheduler.tree_cache, runner.attn_backend)
 
@@ -98,12 +99,12 @@ class Runtime:
             logger.warning("request %s: its scores are not numbers, so nothing is dropped", req.rid)
             return np.empty(0, np.int64)
         forced = self._forced(state, pending.length)
-        drop = choose_drop(pending.scores, forced, state.holes, state.budget, self.settings.trigger)
+        drop = choose_drop(pending.scores, forced, state.holes, state.budget, self.settings.trigger, self.page_size)
         state.events += len(drop) > 0
         return drop
 
     def _forced(self, state: RequestState, length: int) -> np.ndarray:
-        return forced_mask(length, state.spans, self.settings.recent)
+        return whole_pages(forced_mask(length, state.spans, self.settings.recent), self.page_size)
 
     def _memory_after(self, state: RequestState, query: Tensor, turn_is_complete: bool) -> Tensor:
         """M_t: once a turn it is written to the session; before that it is only previewed."""

@@ -11,14 +11,20 @@ ATTENTION_BACKENDS = ("intentkv_cpu",)
 _Rule = tuple[Callable[[Any], Any], str]
 
 _RULES: tuple[_Rule, ...] = (
-    (lambda c: c.enable_hierarchical_cache, "--enable-hierarchical-cache copies rows with holes to the host: remove it"),
+    (
+        lambda c: c.enable_hierarchical_cache,
+        "--enable-hierarchical-cache copies rows with holes to the host: remove it",
+    ),
     (lambda c: c.enable_lmcache, "--enable-lmcache replaces the radix cache that intentkv extends: remove it"),
     (lambda c: c.enable_flexkv, "--enable-flexkv replaces the radix cache that intentkv extends: remove it"),
     (
         lambda c: c.enable_unified_cache_external_linker,
         "--enable-unified-cache-external-linker would store rows with holes: remove it",
     ),
-    (lambda c: c.disaggregation_mode != "null", "--disaggregation-mode moves rows with holes between servers: remove it"),
+    (
+        lambda c: c.disaggregation_mode != "null",
+        "--disaggregation-mode moves rows with holes between servers: remove it",
+    ),
     (lambda c: c.speculative_algorithm, "--speculative-algorithm allocates past the committed length: remove it"),
     (lambda c: c.enable_hisparse, "--enable-hisparse keeps its own map of slots: remove it"),
     (lambda c: c.dllm_algorithm, "--dllm-algorithm rewrites tokens that were already scored: remove it"),
@@ -35,11 +41,17 @@ _RULES: tuple[_Rule, ...] = (
     (lambda c: c.enable_two_batch_overlap, "--enable-two-batch-overlap splits batches behind the observer: remove it"),
     (lambda c: c.disable_radix_cache, "--disable-radix-cache leaves nowhere to keep a session: remove it"),
     (lambda c: c.kv_events_config, "--kv-events-config would publish private keys as token ids: remove it"),
-    (lambda c: c.kv_canary not in (None, "none"), "--kv-canary expects every tree node to start at position 0: remove it"),
+    (
+        lambda c: c.kv_canary not in (None, "none"),
+        "--kv-canary expects every tree node to start at position 0: remove it",
+    ),
     (lambda c: c.enable_return_routed_experts, "--enable-return-routed-experts reads dropped rows: remove it"),
     (lambda c: c.is_embedding, "--is-embedding: an embedding model has no session to prune; remove --enable-intentkv"),
     (lambda c: c.skip_tokenizer_init, "--skip-tokenizer-init hides the message boundaries: remove it"),
-    (lambda c: c.tokenizer_worker_num > 1, "--tokenizer-worker-num above 1 starts workers without plug-ins: set it to 1"),
+    (
+        lambda c: c.tokenizer_worker_num > 1,
+        "--tokenizer-worker-num above 1 starts workers without plug-ins: set it to 1",
+    ),
     (lambda c: c.enable_mixed_chunk, "--enable-mixed-chunk has not been proved yet: remove it"),
     (lambda c: c.strip_thinking_cache, "--strip-thinking-cache cuts rows behind the ledger: remove it"),
 )
@@ -76,7 +88,9 @@ def reasons_against_model(server_args: Any) -> list[str]:
     name = ", ".join(model.hf_config.architectures or ["the model"])
     reasons = []
     if model.attention_arch != AttentionArch.MHA:
-        reasons.append(f"{name} keeps {model.attention_arch.name} state, not one key per head and token: not supported yet")
+        reasons.append(
+            f"{name} keeps {model.attention_arch.name} state, not one key per head and token: not supported yet"
+        )
     elif uses_ssm_state(model):
         reasons.append(f"{name} keeps recurrent state beside its keys, which cannot forget a token: not supported")
     if model.is_hybrid_swa or model.sliding_window_size:

@@ -86,7 +86,7 @@ def _attend_all(
     grouped = _by_group(query, k.shape[1])
     rows = grouped.flatten(1, 2).unsqueeze(0)
     out, lse = _flash(rows, k.unsqueeze(0).transpose(1, 2), v.unsqueeze(0).transpose(1, 2), scale=scale)
-    return out[0].unflatten(1, grouped.shape[1:3]), lse[0].unflatten(1, grouped.shape[1:3])
+    return out.view(grouped.shape), lse.view(grouped.shape[:3])
 
 
 def _attend_causal(
@@ -102,7 +102,8 @@ def _attend_causal(
 
 def _by_group(query: torch.Tensor, kv_heads: int) -> torch.Tensor:
     """`[T, H_q, D]` -> `[H_kv, G, T, D]`."""
-    return query.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)
+    count, heads, dim = query.shape
+    return query.view(count, kv_heads, heads // kv_heads, dim).permute(1, 2, 0, 3)
 
 
 def _check(

@@ -14,7 +14,7 @@ _NARROW_ROWS = 8
 
 def has_bf16_gemm() -> bool:
     """Whether this CPU multiplies bf16 matrices natively, so that `linear` has nothing to add."""
-    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -137,7 +137,10 @@ class TestPruning:
         [
             ({"custom_params": {"intentkv_budget": "-4"}}, ["intentkv_budget", "'-4'"]),
             ({"custom_params": {"intentkv_budgit": "4"}}, ["intentkv_budgit", "nearest is intentkv_budget"]),
-            ({"custom_params": {"intentkv_scorer": "x", "intentkv_enabled": 3}}, ["intentkv_scorer", "intentkv_enabled"]),
+            (
+                {"custom_params": {"intentkv_scorer": "x", "intentkv_enabled": 3}},
+                ["intentkv_scorer", "intentkv_enabled"],
+            ),
             ({"custom_params": {"intentkv_span": "9:2"}}, ["intentkv_span"]),
             ({"custom_params": {"intentkv_span": "0:900000"}}, ["intentkv_span", "end it within the prompt"]),
             ({"session_id": "a\x00b"}, ["session_id"]),

@@ -60,7 +60,12 @@ def test_off_is_pristine() -> None:
         )
     )
     assert set(found["hooks"]) == FLAG_HOOKS
-    assert not found["wrapped"] and not found["resolution"] and "intentkv" not in found["caches"] and found["cache"] is None
+    assert (
+        not found["wrapped"]
+        and not found["resolution"]
+        and "intentkv" not in found["caches"]
+        and found["cache"] is None
+    )
     platform = {"intentkv.engine.platform", "intentkv.engine.cpu_platform"}  # the entry point of another group
     carriers = {
         "intentkv", "intentkv.plugin", "intentkv.engine", "intentkv.engine.flags", "intentkv.engine.inventory",
@@ -74,9 +79,24 @@ def test_impossible_start_lists_every_reason() -> None:
     """Flags, server arguments and backend at fault: one exit, before any model file is looked at, naming all of them."""
     result = subprocess.run(
         [
-            sys.executable, "-W", "ignore", "-m", "sglang.launch_server", "--model-path", "no-such-model",
-            "--enable-intentkv", "--intentkv-budget=-3", "--intentkv-scorer", "intnet", "--intentkv-trigger", "x",
-            "--enable-hierarchical-cache", "--attention-backend", "triton", "--disaggregation-mode", "prefill",
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "sglang.launch_server",
+            "--model-path",
+            "no-such-model",
+            "--enable-intentkv",
+            "--intentkv-budget=-3",
+            "--intentkv-scorer",
+            "intnet",
+            "--intentkv-trigger",
+            "x",
+            "--enable-hierarchical-cache",
+            "--attention-backend",
+            "triton",
+            "--disaggregation-mode",
+            "prefill",
         ],  # fmt: skip
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
         capture_output=True,

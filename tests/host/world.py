@@ -93,20 +93,34 @@ class World:
         self.prefilling: list[Req] = []
         self.requests = 0
         self.found: dict[str, int] = {}  # by request: length of the prefix that it was admitted with last
-        self.events = 0
 
     # -- requests
 
     def request(
-        self, tokens: Iterable[int], session: str | None = None, new: int = 4, extra_key: str | None = None, salt: str | None = None
+        self,
+        tokens: Iterable[int],
+        session: str | None = None,
+        new: int = 4,
+        extra_key: str | None = None,
+        salt: str | None = None,
     ) -> Req:
         """A request as the tokenizer would send it; nothing is allocated yet."""
         self.requests += 1
         params = SamplingParams(max_new_tokens=new, ignore_eos=True)
         params.normalize(tokenizer=None)
-        req = Req(f"r{self.requests}", "", array("q", tokens), params, extra_key=extra_key, cache_salt=salt, vocab_size=1 << 30)
+        req = Req(
+            f"r{self.requests}",
+            "",
+            array("q", tokens),
+            params,
+            extra_key=extra_key,
+            cache_salt=salt,
+            vocab_size=1 << 30,
+        )
         if session is not None:
-            req.intentkv = SimpleNamespace(session=session, holes=NO_POSITIONS, dropped=0, freed=0, reused_prefix_tokens=0)
+            req.intentkv = SimpleNamespace(
+                session=session, holes=NO_POSITIONS, dropped=0, freed=0, reused_prefix_tokens=0
+            )
         return req
 
     def serve(self, req: Req) -> Req:
@@ -131,6 +145,14 @@ class World:
         self.found[req.rid] = req.prefix_len
         self._extend(req)
         return True
+
+    def admit_chunk(self, req: Req) -> None:
+        """Compute the first chunk of a prompt that admission would find too large for the pool."""
+        req.init_next_round_input(self.cache)
+        req.lock = self.cache.lock(req.last_node)
+        req.extend_end = min(req.prefix_len + self.chunk, len(req.full_untruncated_fill_ids))
+        self.found[req.rid] = req.prefix_len
+        self._extend(req)
 
     def next_chunk(self, req: Req) -> None:
         """Publish the chunk computed last and compute the next one."""
@@ -197,26 +219,34 @@ class World:
             self.retract(reqs[-1])
             reqs = reqs[:-1]
         if reqs:
-            lengths = torch.tensor([req.kv.kv_committed_len for req in reqs])
-            rows = torch.tensor([req.kv.req_pool_idx for req in reqs])
-            batch = SimpleNamespace(
-                reqs=reqs,
-                seq_lens=lengths,
-                seq_lens_cpu=lengths,
-                req_pool_indices=rows,
-                req_pool_indices_cpu=rows,
-                device="cpu",
-                tree_cache=self.cache,
-                req_to_token_pool=self.pool,
-                maybe_evict_swa=lambda: None,
-                model_config=SimpleNamespace(is_encoder_decoder=False),
-            )
-            alloc_for_decode_default(batch, 1)
+            self._allocate_step(reqs)
             for req in reqs:
                 self.check_row(req, req.kv.kv_committed_len - 1)
                 self._compute(req, req.kv.kv_committed_len - 1, req.kv.kv_committed_len)
             self._land(reqs)
         return retracted
+
+    def _allocate_step(self, reqs: list[Req]) -> None:
+        lengths = torch.tensor([req.kv.kv_committed_len for req in reqs])
+        rows = torch.tensor([req.kv.req_pool_idx for req in reqs])
+        batch = SimpleNamespace(
+            reqs=reqs,
+            seq_lens=lengths,
+            seq_lens_cpu=lengths,
+            req_pool_indices=rows,
+            req_pool_indices_cpu=rows,
+            device="cpu",
+            tree_cache=self.cache,
+            req_to_token_pool=self.pool,
+            maybe_evict_swa=lambda: None,
+            model_config=SimpleNamespace(is_encoder_decoder=False),
+        )
+        alloc_for_decode_default(batch, 1)
+
+    def overshoot(self, req: Req) -> None:
+        """Run the step that an overlapped scheduler has launched before it learns that the request has finished."""
+        self._allocate_step([req])
+        self._compute(req, req.kv.kv_committed_len - 1, req.kv.kv_committed_len)
 
     def _decode_fits(self, reqs: list[Req]) -> bool:
         pages = sum(req.kv.kv_committed_len % self.page_size == 0 for req in reqs)
@@ -275,7 +305,9 @@ class World:
         holes = self.holes_of(req)
         live = np.ones(length, dtype=bool)
         live[holes] = False
-        self.check_slots(self.row(req, length)[live], req.origin_input_ids + req.output_ids, np.flatnonzero(live), holes)
+        self.check_slots(
+            self.row(req, length)[live], req.origin_input_ids + req.output_ids, np.flatnonzero(live), holes
+        )
 
     def check_slots(self, slots: np.ndarray, tokens: Iterable[int], positions: np.ndarray, holes: np.ndarray) -> None:
         wrong = self.text[slots] != text_hashes(tokens)[positions]

@@ -47,7 +47,15 @@ class Paged:
 
 
 def paged(
-    *, length: int, queries: int, group: int, kv_heads: int = 2, dim: int = 64, page_size: int = 1, dtype=torch.float32, seed=0
+    *,
+    length: int,
+    queries: int,
+    group: int,
+    kv_heads: int = 2,
+    dim: int = 64,
+    page_size: int = 1,
+    dtype: torch.dtype = torch.float32,
+    seed=0,
 ) -> Paged:
     random = torch.Generator().manual_seed(seed)
     pages = -(-length // page_size) + 3
@@ -85,3 +93,8 @@ def plain_attention(case: Paged, holes: np.ndarray) -> torch.Tensor:
     q, k, v = (x.transpose(0, 1)[None] for x in (case.query, case.keys[case.row], case.values[case.row]))
     out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=case.scale, enable_gqa=True)
     return out[0].transpose(0, 1)
+
+
+def rms(difference: torch.Tensor) -> float:
+    """Root mean square, because the largest of a few float32 rounding errors is luck; one wrong element is 10^4 times this."""
+    return difference.double().square().mean().sqrt().item()

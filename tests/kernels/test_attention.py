@@ -6,12 +6,7 @@ import torch
 
 from intentkv.kernels.attention import paged_attention
 from intentkv.kernels.reference import paged_attention_reference
-from tests.kernels.paged import holes_of, paged, plain_attention
-
-# Root mean square, because the largest of a few float32 rounding errors is luck; one wrong element in a case is 10^4 times this.
-def rms(difference: torch.Tensor) -> float:
-    return difference.square().mean().sqrt().item()
-
+from tests.kernels.paged import holes_of, paged, plain_attention, rms
 
 HOLES = ["none", "first", "last", "run", "random", "all but one"]
 

@@ -11,6 +11,7 @@ from intentkv.engine.cpu_attention import CpuAttentionBackend
 from intentkv.errors import SettingsError
 from intentkv.kernels.reference import paged_attention_reference
 from tests.kernels.host import DIM, H_Q, Host
+from tests.kernels.paged import rms
 
 BATCHES = {
     "decode": ([70, 1, 33, 16], None),
@@ -23,10 +24,6 @@ BATCHES = {
 def forward(backend, batch: ForwardBatch, host: Host, qkv) -> torch.Tensor:
     backend.init_forward_metadata(batch)
     return backend.forward(*qkv, host.layer, batch)
-
-
-def rms(difference: torch.Tensor) -> float:
-    return difference.double().square().mean().sqrt().item()
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -95,7 +92,8 @@ def test_a_pruned_row_is_masked_and_its_neighbour_untouched(extend_lens: list[in
     assert torch.isfinite(out).all()  # page 0, which every tombstone names, is NaN
     torch.testing.assert_close(out.double(), exact.flatten(1), rtol=0, atol=1e-2)
     backend.views.clear(2)
-    alone = forward(backend, host.batch(seq_lens[:1], extend_lens and extend_lens[:1]), host, [x[: new[0]] for x in qkv])
+    first = host.batch(seq_lens[:1], extend_lens and extend_lens[:1])
+    alone = forward(backend, first, host, [x[: new[0]] for x in qkv])
     assert torch.equal(out[: new[0]], alone)
 
 

@@ -52,7 +52,9 @@ def table():
     print("\n".join(lines))
 
 
-def report(table: list[str], name: str, heads: Heads, result: tuple[torch.Tensor, torch.Tensor]) -> tuple[float, float, float]:
+def report(
+    table: list[str], name: str, heads: Heads, result: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[float, float, float]:
     """Adds a row; returns the share of collapsed heads, the mean share of the softmax taken, the median relative error."""
     output, lse = result
     collapsed = (output[0].norm(dim=-1) < 1e-3 * heads.size[0]).double().mean().item()

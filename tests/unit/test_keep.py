@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from intentkv.keep.budget import Budget
-from intentkv.keep.forced import forced_mask
+from intentkv.keep.forced import forced_mask, whole_pages
 from intentkv.keep.select import candidates, choose_drop, droppable
 from intentkv.observe.spans import Spans
 
@@ -132,3 +132,40 @@ def test_the_forced_set_is_prefix_query_and_tail(
     mask = forced_mask(length, Spans(system_end, (start, end)), recent)
     expected = [i < system_end or start <= i < end or i >= length - recent for i in range(length)]
     assert mask.tolist() == expected
+
+
+@given(st.lists(st.booleans(), max_size=70), st.sampled_from([1, 2, 16]))
+def test_whole_pages_rounds_out_and_nothing_more(mask: list[bool], page_size: int) -> None:
+    rounded = whole_pages(np.array(mask, np.bool_), page_size)
+    for position, forced in enumerate(rounded):
+        page = range(position // page_size * page_size, position // page_size * page_size + page_size)
+        assert forced == (page[-1] >= len(mask) or any(mask[other] for other in page))
+
+
+@given(st.integers(0, 20), st.data(), st.integers(0, 400), st.integers(1, 100), st.sampled_from([2, 16]))
+def test_pages_go_whole_and_the_budget_is_not_cut(
+    pages: int, data: st.DataObject, budget: int, trigger: int, page_size: int
+) -> None:
+    """The worst pages by mean score, as many as fit above the budget."""
+    length = pages * page_size
+    forced = np.repeat(
+        np.array(data.draw(st.lists(st.booleans(), min_size=pages, max_size=pages)), np.bool_), page_size
+    )
+    free = candidates(forced, NO_HOLES)
+    scores = np.array(data.draw(st.lists(st.integers(0, 9), min_size=len(free), max_size=len(free))), np.float32)
+    drop = choose_drop(scores, forced, NO_HOLES, Budget("fixed", max(1, budget)), trigger, page_size)
+    excess = len(free) - max(1, budget)
+    assert len(drop) == (excess // page_size * page_size if excess >= trigger else 0)
+    gone = np.zeros(length, np.bool_)
+    gone[drop] = True
+    by_page = gone.reshape(-1, page_size)
+    assert (by_page.all(axis=1) == by_page.any(axis=1)).all()
+    means = scores.reshape(-1, page_size).mean(axis=1)
+    kept = np.isin(free[::page_size], drop, invert=True)
+    if kept.any() and not kept.all():
+        assert means[kept].min() >= means[~kept].max()
+
+
+def test_half_pages_are_refused() -> None:
+    with pytest.raises(ValueError, match="whole pages of 16"):
+        choose_drop(np.zeros(10, np.float32), np.zeros(10, np.bool_), NO_HOLES, Budget("fixed", 4), 1, 16)

@@ -1,0 +1,163 @@
+"""Stories of texts that several requests share: forks, parallel calls, edits, other tenants."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.host.checks import check_world
+from tests.host.stories import Make, Stage, text_of
+
+
+def fork_before_the_parent_prunes(make: Make) -> None:
+    stage = Stage(make)
+    parent = stage.say(stage.words("prompt", 20), "parent")
+    fork = stage.say(text_of(parent) + stage.words("other way", 4), "fork")
+    assert stage.found(fork) == stage.filed(parent)
+    stage.drops["fork"] = [5, 6, 22]
+    fork = stage.say(text_of(fork) + stage.words("on", 4), "fork")
+    assert fork.intentkv.dropped == 3 * stage.page
+    assert fork.intentkv.freed == stage.page, "what the idle parent may come back for is masked, not freed"
+    parent = stage.say(text_of(parent) + stage.words("next", 4), "parent")
+    assert stage.found(parent) >= 20
+    assert stage.found(stage.say(text_of(fork) + stage.words("more", 1), "fork")) == stage.filed(fork)
+
+
+def fork_while_the_parent_runs(make: Make) -> None:
+    stage = Stage(make)
+    parent = stage.start(stage.words("prompt", 20), "parent")
+    fork = stage.start(stage.words("prompt", 20) + stage.words("fork", 4), "fork")
+    assert stage.found(fork) == 20
+    stage.drops["parent"] = [4, 5]
+    rows = stage.world.row(fork, 24 * stage.page).copy()
+    stage.cache.checkpoint_decoding(parent)
+    check_world(stage.world)
+    assert parent.intentkv.dropped == 2 * stage.page and parent.intentkv.freed == 0
+    assert np.array_equal(rows, stage.world.row(fork, 24 * stage.page)), "another request's row must not change"
+    stage.world.abort(fork)
+    check_world(stage.world)
+
+
+def others_let_go(make: Make) -> None:
+    """What a running request held is freed by the next event after it is gone."""
+    stage = Stage(make)
+    parent = stage.start(stage.words("prompt", 20), "parent")
+    fork = stage.start(stage.words("prompt", 20) + stage.words("fork", 4), "fork")
+    stage.drops["parent"] = [4, 5]
+    stage.cache.checkpoint_decoding(parent)
+    stage.world.abort(fork)
+    stage.cache.forget_session("fork")
+    stage.world.evict(stage.world.size)
+    stage.drops["parent"] = [4, 5, 9]
+    stage.cache.checkpoint_decoding(parent)
+    check_world(stage.world)
+    assert parent.intentkv.dropped == parent.intentkv.freed == 3 * stage.page
+
+
+def fork_after_the_parent_pruned(make: Make) -> None:
+    stage = Stage(make)
+    stage.drops["parent"] = [5, 6]
+    parent = stage.say(stage.words("prompt", 20), "parent")
+    fork = stage.say(text_of(parent) + stage.words("other way", 4), "fork")
+    assert stage.found(fork) == 5, "past the first hole nothing may be shared"
+    parent = stage.say(text_of(parent) + stage.words("next", 4), "parent")
+    assert stage.found(parent) >= 20, "the fork has taken nothing away"
+
+
+def parallel_calls_of_one_session(make: Make) -> None:
+    stage = Stage(make)
+    stage.drops["s"] = [5, 6]
+    first = stage.say(stage.words("prompt", 20))
+    one = stage.start(text_of(first) + stage.words("one", 4))
+    two = stage.start(text_of(first) + stage.words("two", 4))
+    assert stage.found(one) == stage.filed(first) and stage.found(two) >= stage.filed(first)
+    stage.drops["s"] = [5, 6, 12]
+    before = stage.world.row(two, 20 * stage.page).copy()
+    stage.cache.checkpoint_decoding(one)
+    check_world(stage.world)
+    assert np.array_equal(before, stage.world.row(two, 20 * stage.page))
+    for req in (one, two, one, two):
+        stage.world.decode([req])
+        check_world(stage.world)
+    same = stage.start(text_of(first) + stage.words("two", 4) + stage.words("same", 2))
+    assert stage.found(same) >= stage.filed(first)
+    for req in (one, two, same):
+        while not req.finished():
+            stage.world.decode([req])
+        check_world(stage.world)
+        assert stage.found(stage.say(text_of(req) + stage.words("on", 1))) >= stage.filed(first)
+
+
+def narrower_holes_do_not_read_wider_ones(make: Make) -> None:
+    """A parallel request that kept a page must not read on in what was computed without it."""
+    stage = Stage(make)
+    stage.drops["s"] = [5]
+    first = stage.say(stage.words("prompt", 20))
+    holder = stage.start(text_of(first) + stage.words("holder", 2))
+    one = stage.start(text_of(first) + stage.words("same", 4), new=2)
+    stage.drops["s"] = [5, 12]
+    stage.world.decode([one])
+    check_world(stage.world)
+    pruned = stage.start(text_of(first) + stage.words("same", 4) + stage.words("on", 4), new=64)
+    check_world(stage.world)
+    for req in (holder, pruned):
+        stage.world.abort(req)
+        check_world(stage.world)
+    assert stage.found(stage.say(text_of(first) + stage.words("same", 6))) >= stage.filed(first)
+
+
+def edited_history(make: Make) -> None:
+    stage = Stage(make)
+    stage.drops["s"] = [3, 8]
+    first = stage.say(stage.words("prompt", 20))
+    edited = text_of(first)[: 12 * stage.page] + stage.words("edit", 6)
+    second = stage.say(edited)
+    assert stage.found(second) == 12
+    assert second.intentkv.holes.tolist() == stage.positions([3, 8]).tolist()
+    assert stage.found(stage.say(text_of(second) + stage.words("on", 1))) == stage.filed(second)
+
+
+def rewritten_answer_gives_way(make: Make) -> None:
+    """A chat template that rewrites the last answer leaves a branch each turn; dropped pages must come back all the same."""
+    stage = Stage(make)
+    text = stage.words("prompt", 12)
+    for turn in range(5):
+        stage.drops["s"] = [2 + turn]
+        req = stage.say(text, new=3 * stage.page)
+        assert req.intentkv.freed == req.intentkv.dropped == stage.page
+        text += stage.words(f"rewritten {turn}", 2) + stage.words(f"question {turn}", 3)
+
+
+def tenants_do_not_meet(make: Make) -> None:
+    stage = Stage(make)
+    stage.drops["s"] = [4]
+    first = stage.say(stage.words("prompt", 12), extra_key="a")
+    text = text_of(first) + stage.words("next", 2)
+    for scope in ({"extra_key": "b"}, {}, {"extra_key": "a", "salt": "x"}):
+        assert stage.found(stage.say(text, **scope)) == 0
+    assert stage.found(stage.say(text, session="other", extra_key="a")) == 4
+    assert stage.found(stage.say(text, extra_key="a")) >= stage.filed(first)
+
+
+def common_document_across_sessions(make: Make) -> None:
+    stage = Stage(make)
+    stage.drops = {name: [30 + i] for i, name in enumerate("abcd")}
+    document = stage.words("document", 20)
+    for name in "abcd":
+        req = stage.say(document + stage.words(name, 16), name)
+        assert req.intentkv.freed == stage.page
+        assert stage.found(req) == (0 if name == "a" else 20)
+    assert stage.published(document) == 20
+
+
+STORIES = [
+    fork_before_the_parent_prunes,
+    fork_while_the_parent_runs,
+    others_let_go,
+    fork_after_the_parent_pruned,
+    parallel_calls_of_one_session,
+    narrower_holes_do_not_read_wider_ones,
+    edited_history,
+    rewritten_answer_gives_way,
+    tenants_do_not_meet,
+    common_document_across_sessions,
+]
