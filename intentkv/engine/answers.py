@@ -29,7 +29,7 @@ def report(req: Any, state: RequestState) -> dict[str, Any]:
 def streamer_with_report(streamer_class: type, scheduler: Any) -> type:
     """A streamer class that adds the report of every request that finishes; called once at start-up."""
 
-    class ReportingStreamer(streamer_class):  # type: ignore[misc]
+    class ReportingStreamer(streamer_class):
         has_additional_customized_info = True
 
         def build_additional_customized_info(self, reqs: list[Any]) -> dict[str, list[Any]]:

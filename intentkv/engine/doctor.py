@@ -71,10 +71,9 @@ def _default_backend() -> tuple[str, list[str]]:
     backend = current_platform.get_default_attention_backend() if device == "cpu" else "chosen by SGLang for the model"
     if backend in support.ATTENTION_BACKENDS:
         return f"{backend} on {device}", []
-    return f"{backend} on {device}", [
-        f"the attention backend would be {backend}, whose index lists intentkv does not build yet: "
-        f"it serves {', '.join(support.ATTENTION_BACKENDS)}"
-    ]
+    served = ", ".join(support.ATTENTION_BACKENDS)
+    reason = f"the attention backend would be {backend}, whose index lists intentkv does not build: it serves {served}"
+    return f"{backend} on {device}", [reason]
 
 
 def _dry_start(flags: list[str]) -> list[str]:

@@ -84,7 +84,7 @@ def play_together(
 
 
 async def _play_all(
-    sessions: Sequence[Session], url: str, result: LoadResult, begin: float, finished: Callable[[], None], extra: dict
+    sessions: Sequence[Session], url: str, result: LoadResult, begin: float, finished: Callable[[], None], extra: dict[str, Any]
 ) -> None:
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=TURN_SECONDS, max_retries=0) as client:
         await asyncio.gather(*(_play_one(s, client, result, begin, finished, extra) for s in sessions))
@@ -96,7 +96,7 @@ async def _play_one(
     result: LoadResult,
     begin: float,
     finished: Callable[[], None],
-    extra: dict,
+    extra: dict[str, Any],
 ) -> None:
     messages: list[Message] = [{"role": "system", "content": session.system}]
     for number, turn in enumerate(session.turns, start=1):
@@ -108,7 +108,7 @@ async def _play_one(
         try:
             stream: Any = await client.chat.completions.create(
                 model="default",
-                messages=messages,  # type: ignore[arg-type]
+                messages=messages,
                 temperature=0,
                 max_tokens=ANSWER_TOKENS,
                 stream=True,

@@ -87,7 +87,9 @@ class Session:
     turns: tuple[Turn, ...]
 
 
-def make_session(family: Family, seed: int, *, records: int = 5, late: int = 5, facts: int = 4, filler: int = 22) -> Session:
+def make_session(
+    family: Family, seed: int, *, records: int = 5, late: int = 5, facts: int = 4, filler: int = 22
+) -> Session:
     """A session of `records` turns that each load a record and ask, then `late` turns that only ask.
 
     A record holds `facts` facts among `filler` sentences (about 600 tokens of SmolLM2 with the defaults). The first turn

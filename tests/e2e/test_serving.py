@@ -45,14 +45,14 @@ def chat(server: Server, messages: list[dict[str, str]], **more: Any) -> tuple[i
     return post(server, "/v1/chat/completions", body)
 
 
+TOPICS = (
+    "Tides", "Rivers", "Lanterns", "Bridges", "Cheese", "Kites", "Maps", "Bees", "Clocks", "Salt",
+    "Glass", "Wool", "Trains", "Paper", "Stars", "Onions", "Rain", "Chess", "Roads", "Lighthouses",
+)  # fmt: skip
+
+
 class TestAgainstStock:
-    prompts = tuple(
-        f"{topic}. " + FILLER * (number % 5) + "In short,"
-        for number, topic in enumerate(
-            "Tides Rivers Lanterns Bridges Cheese Kites Maps Bees Clocks Salt Glass Wool Trains Paper Stars Onions Rain "
-            "Chess Roads Lighthouses".split()
-        )
-    )
+    prompts = tuple(f"{topic}. " + FILLER * (number % 5) + "In short," for number, topic in enumerate(TOPICS))
 
     def test_identity_with_a_budget_that_nothing_exceeds(self, servers: Any) -> None:
         """20 prompts at temperature 0: the same tokens from stock SGLang and from intentkv on the same backend."""
@@ -66,7 +66,7 @@ class TestAgainstStock:
 class TestPruning:
     def test_the_session_keeps_its_budget_and_beats_random(self, intentkv_server: Server) -> None:
         """The demo session at 25 %: at least as many right answers as `random`, and live <= forced + budget each turn."""
-        session = make_session(FAMILIES["order_desk"], seed=1)
+        session = make_session(FAMILIES["order-desk"], seed=1)
         tokenizer = AutoTokenizer.from_pretrained(model_path())
         right = {}
         for scorer in ("intent", "random"):

@@ -15,7 +15,7 @@ def evicted_from_the_end(make: Make) -> None:
     stage.drops["s"] = [4, 5, 9]
     first = stage.say(stage.words("prompt", 20))
     stage.say(stage.words("stranger", 20), None)
-    stage.world.evict((stage.available() + 1) * stage.page)
+    stage.world.evict((stage.available() + 13) * stage.page)  # its 13 live pages behind the first hole
     check_world(stage.world)
     second = stage.say(text_of(first) + stage.words("next", 1))
     assert stage.found(second) == 6, "pages 4 and 5 are dropped, so nothing is missing before page 6"

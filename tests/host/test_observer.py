@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -68,7 +69,7 @@ def test_the_mean_does_not_depend_on_the_chunks(cuts: list[int]) -> None:
     rows = torch.randn(16, 4, 8)
     mine = state_with((0, 16), 16)
     edges = [0, *cuts, 16]
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in itertools.pairwise(edges):
         plan = plan_forward(batch(("mine", start, stop - start)), {"mine": mine})
         assert plan is not None
         for layer in range(3):

@@ -1,0 +1,211 @@
+"""The suite is worth something only if it notices: each deliberate fault in our own code makes some reclaim story fail."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from sglang.srt.mem_cache.base_prefix_cache import TreeLock
+from sglang.srt.mem_cache.common import evict_from_tree_cache
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+from intentkv.apply.guard import SharedText
+from intentkv.apply.live_view import LiveViews
+from intentkv.apply.namespace import Segment
+from intentkv.engine import cache as cache_module
+from intentkv.engine import cache_events, cache_paths
+from intentkv.engine.cache import IntentKVRadixCache
+from intentkv.engine.cache_withdraw import Withdrawal
+from intentkv.engine.session_records import SessionRecords
+from tests.host.test_reclaim import STORIES, make_world
+from tests.host.world import publish_settings
+
+publish_settings()
+Patch = pytest.MonkeyPatch
+TOKEN_ONLY: Callable = lambda positions, tokens: array("q", tokens[positions].astype(np.int64).tolist())  # noqa: E731
+
+
+def free_a_survivor(patch: Patch) -> None:
+    merge = cache_events.merge
+    patch.setattr(cache_events, "merge", lambda holes, drop: merge(merge(holes, drop), drop[-1:] + 1))
+
+
+def publish_past_a_hole(patch: Patch) -> None:
+    patch.setattr(cache_module, "file_tail", lambda cache, row, up_to: UnifiedRadixCache.checkpoint(cache, row.req, up_to=up_to))
+
+
+def namespace_key_without_position(patch: Patch) -> None:
+    patch.setattr(cache_events, "entry_ids", TOKEN_ONLY)
+    patch.setattr(cache_paths, "entry_ids", TOKEN_ONLY)
+
+
+def guard_off(patch: Patch) -> None:
+    patch.setattr(SharedText, "shared", lambda self, user, scope, tokens, beyond: beyond)
+
+
+def double_free(patch: Patch) -> None:
+    free = cache_events._free
+    patch.setattr(cache_events, "_free", lambda cache, row, slots: (free(cache, row, slots), free(cache, row, slots)))
+
+
+def dead_slot_freed(patch: Patch) -> None:
+    free = cache_events._free
+    dead = torch.zeros(1, dtype=torch.int64)
+    patch.setattr(cache_events, "_free", lambda cache, row, slots: free(cache, row, torch.cat((slots, dead))))
+
+
+def extend_a_shared_namespace(patch: Patch) -> None:
+    patch.setattr(Segment, "admits", lambda self, holes: self.name is not None)
+
+
+def evict_inside_a_free_group(patch: Patch) -> None:
+    apply_drop = cache_events.apply_drop
+
+    def evicting(cache, row, drop):
+        freed = apply_drop(cache, row, drop)
+        evict_from_tree_cache(cache, cache.token_to_kv_pool_allocator.available_size() + 1)
+        return freed
+
+    patch.setattr(cache_module, "apply_drop", evicting)
+
+
+def last_page_pruned(patch: Patch) -> None:
+    patch.setattr(cache_module, "droppable", lambda drop, holes, length, page_size: np.setdiff1d(drop[drop < length], holes))
+
+
+def part_of_a_page_pruned(patch: Patch) -> None:
+    droppable = cache_module.droppable
+    patch.setattr(cache_module, "droppable", lambda drop, holes, length, page_size: droppable(drop, holes, length, 1))
+
+
+def promise_more_than_eviction_delivers(patch: Patch) -> None:
+    size = UnifiedRadixCache.evictable_size
+    patch.setattr(IntentKVRadixCache, "evictable_size", lambda self: size(self) + 2 * len(self.records) * self.page_size, raising=False)
+
+
+def lock_the_namespace_only(patch: Patch) -> None:
+    lock = IntentKVRadixCache.lock
+
+    def last_only(self, node, *args) -> TreeLock:
+        whole = lock(self, node, *args)
+        for part in getattr(whole, "parts", ())[:-1]:
+            UnifiedRadixCache.unlock(self, part)
+        if hasattr(whole, "parts"):
+            whole.parts = whole.parts[-1:]
+        return whole
+
+    patch.setattr(IntentKVRadixCache, "lock", last_only)
+
+
+def withdraw_what_others_hold(patch: Patch) -> None:
+    def greedy(core, node, floor) -> Withdrawal:
+        path, taken = core.collect_path_info([node])[0], []
+        while path and path[-1].path_start >= floor:
+            taken.append(cache_withdraw_leaf(core, path[-1].node_id))
+            path = path[:-1]
+        slots = torch.cat(taken[::-1]) if taken else torch.empty(0, dtype=torch.int64)
+        return Withdrawal(path[-1].path_end if path else 0, path[-1].node_id if path else None, slots)
+
+    from intentkv.engine.cache_withdraw import _evict_leaf as cache_withdraw_leaf
+
+    patch.setattr(cache_events, "withdraw", greedy)
+
+
+def own_branches_stay_in_the_way(patch: Patch) -> None:
+    patch.setattr(cache_events, "_give_way", lambda cache, row, tokens, cut: None)
+
+
+def beginning_is_evicted_first(patch: Patch) -> None:
+    settle = cache_events._settle
+
+    def namespace_touched_last(cache, row, path, nodes) -> None:
+        settle(cache, row, path, nodes)
+        for segment in path:
+            if segment.name is not None:
+                cache_paths.match_entries(cache.tree_core, segment, np.array(row.req.full_untruncated_fill_ids))
+
+    patch.setattr(cache_events, "_settle", namespace_touched_last)
+
+
+def holes_forgotten_at_the_next_turn(patch: Patch) -> None:
+    assemble = cache_paths.assemble
+
+    def without_holes(hit, plain, root):
+        node = assemble(hit, plain, root)
+        node.holes = node.holes[:0]
+        return node
+
+    patch.setattr(cache_module, "assemble", without_holes)
+
+
+def view_not_told(patch: Patch) -> None:
+    patch.setattr(LiveViews, "set_holes", lambda self, row, holes, upto: None)
+
+
+def view_outlives_the_row(patch: Patch) -> None:
+    patch.setattr(LiveViews, "clear", lambda self, row: None)
+
+
+def records_survive_a_flush(patch: Patch) -> None:
+    patch.setattr(SessionRecords, "clear", lambda self: None)
+
+
+def scope_ignored(patch: Patch) -> None:
+    class Anywhere(tuple):
+        __eq__ = lambda self, other: True  # noqa: E731
+        __hash__ = tuple.__hash__
+
+    record = cache_module.Record
+    patch.setattr(cache_module, "Record", lambda scope, *rest: record(Anywhere(scope), *rest))
+
+
+FAULTS = [
+    free_a_survivor,
+    publish_past_a_hole,
+    namespace_key_without_position,
+    guard_off,
+    double_free,
+    dead_slot_freed,
+    extend_a_shared_namespace,
+    evict_inside_a_free_group,
+    last_page_pruned,
+    part_of_a_page_pruned,
+    promise_more_than_eviction_delivers,
+    lock_the_namespace_only,
+    withdraw_what_others_hold,
+    own_branches_stay_in_the_way,
+    beginning_is_evicted_first,
+    holes_forgotten_at_the_next_turn,
+    view_not_told,
+    view_outlives_the_row,
+    records_survive_a_flush,
+    scope_ignored,
+]
+
+
+def first_to_notice(core: str, page_size: int) -> str | None:
+    """The first story that fails, with what it says. A poisoned Rust core raises no ordinary exception."""
+    for story in STORIES:
+        try:
+            story(partial(make_world, core, page_size))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            return f"{story.__name__}: {error}"
+    return None
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("core", ["rust", "python"])
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_planted_fault_in_reclaim(fault: Callable[[Patch], None], core: str, page_size: int, monkeypatch: Patch) -> None:
+    fault(monkeypatch)
+    noticed = first_to_notice(core, page_size)
+    if fault is part_of_a_page_pruned and page_size == 1:
+        assert noticed is None, "a page of one token has no parts"
+    else:
+        assert noticed, f"no story notices the fault {fault.__name__}"
