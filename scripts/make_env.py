@@ -63,7 +63,9 @@ def install_clone(folder: Path, shared: Path) -> None:
         for entry in distribution.entry_points.select(group="console_scripts"):
             command = folder / "bin" / entry.name
             lines = [f"#!{folder}/bin/python", "import sys", f"from {entry.module} import {entry.attr} as run"]
-            command.write_text("\n".join([*lines, "sys.exit(run())", ""]))
+            # Guarded, since processes that SGLang spawns read their parent's main file again.
+            lines += ['if __name__ == "__main__":', "    sys.exit(run())", ""]
+            command.write_text("\n".join(lines))
             command.chmod(0o755)
 
 

@@ -84,7 +84,12 @@ def play_together(
 
 
 async def _play_all(
-    sessions: Sequence[Session], url: str, result: LoadResult, begin: float, finished: Callable[[], None], extra: dict[str, Any]
+    sessions: Sequence[Session],
+    url: str,
+    result: LoadResult,
+    begin: float,
+    finished: Callable[[], None],
+    extra: dict[str, Any],
 ) -> None:
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=TURN_SECONDS, max_retries=0) as client:
         await asyncio.gather(*(_play_one(s, client, result, begin, finished, extra) for s in sessions))

@@ -34,9 +34,13 @@ class Server:
 
 @contextlib.contextmanager
 def running_server(
-    model: Path, flags: Sequence[str], log: Path, waiting: Callable[[float], None] = lambda seconds: None
+    model: Path,
+    flags: Sequence[str],
+    log: Path,
+    waiting: Callable[[float], None] = lambda seconds: None,
+    launcher: Sequence[str] = (sys.executable, "-m", "sglang.launch_server"),
 ) -> Iterator[Server]:
-    """Starts `python -m sglang.launch_server` on `model` with `flags` and yields it once it answers /health.
+    """Starts `launcher` on `model` with `flags` and yields it once it answers /health.
 
     Start one at a time: an idle SGLang scheduler polls, and keeps a whole core busy. `waiting` is called about twice a
     second with the seconds since the start. On leaving, by whatever way, every process of the server is gone.
@@ -45,7 +49,7 @@ def running_server(
         ServerError: it exited or did not answer within START_SECONDS.
     """
     port = free_port()
-    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model)]
+    command = [*launcher, "--model-path", str(model)]
     command += ["--host", "127.0.0.1", "--port", str(port), *flags]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     with open(log, "w") as file:

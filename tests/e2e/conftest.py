@@ -59,4 +59,4 @@ def stock_server(servers: OneServer) -> Server:
 @pytest.fixture
 def intentkv_server(servers: OneServer) -> Server:
     """SGLang with intentkv, a quarter of the history kept, and events as small as this folder's short sessions need."""
-    return servers.get("--enable-intentkv", "--intentkv-budget", "25%", "--intentkv-trigger", "64")
+    return servers.get("--enable-intentkv", "--intentkv-budget", "25%", "--intentkv-trigger", "64", "--enable-metrics")

@@ -7,12 +7,32 @@ import os
 import subprocess
 import sys
 import textwrap
+import urllib.request
+from pathlib import Path
+from typing import Any
 
 from intentkv.evals.model import model_path
+from intentkv.evals.server import SMALL_POOL, running_server
 
 
-def test_engine() -> None:
+def test_sglang_serve(servers: Any, tmp_path: Path) -> None:
+    """The same flags through `sglang serve`: up, pruning, and reporting it."""
+    servers.stop()
+    flags = [*SMALL_POOL, "--enable-intentkv", "--intentkv-budget", "128", "--intentkv-trigger", "64"]
+    launcher = (str(Path(sys.executable).parent / "sglang"), "serve")
+    body = {"text": "The clerk filed the minutes of the north depot. " * 80, "sampling_params": {"max_new_tokens": 4}}
+    with running_server(model_path(), flags, tmp_path / "serve.log", launcher=launcher) as server:
+        request = urllib.request.Request(
+            server.url + "/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=300) as answer:
+            report = json.load(answer)["meta_info"]["intentkv"]
+    assert report["events"] == 1 and report["freed_slots"] > 400
+
+
+def test_engine(servers: Any) -> None:
     """`intentkv.enable` before `sglang.Engine`: a long prompt is pruned and the answer says so."""
+    servers.stop()
     code = f"""
         import json
         import intentkv

@@ -152,7 +152,8 @@ class TestPruning:
     def test_bad_parameters_answer_400(
         self, intentkv_server: Server, params: dict[str, Any], said: list[str], stream: bool
     ) -> None:
-        status, answer = chat(intentkv_server, [{"role": "user", "content": "Hello"}], stream=stream, **params)
+        more = {"stream": True, "return_meta_info": False} if stream else {}
+        status, answer = chat(intentkv_server, [{"role": "user", "content": "Hello"}], **more, **params)
         assert status == 400
         assert all(word in answer["message"] for word in said), answer
 
@@ -161,7 +162,14 @@ class TestPruning:
         assert "intentkv" not in answer["meta_info"]
 
     def test_metrics(self, intentkv_server: Server) -> None:
-        """The counters of this server's life so far, scraped from SGLang's own endpoint."""
+        """Counters after a session of two turns, scraped from SGLang's own endpoint."""
+        messages = [{"role": "user", "content": FILLER * 20 + "Say OK."}]
+        for turn in range(2):
+            assert chat(intentkv_server, messages, session_id="metrics")[0] == 200
+            messages += [
+                {"role": "assistant", "content": "OK"},
+                {"role": "user", "content": FILLER * 12 + f"Note {turn}."},
+            ]
         with urllib.request.urlopen(intentkv_server.url + "/metrics", timeout=60) as answer:
             lines = answer.read().decode().splitlines()
         values = {line.split(" ")[0].split("{")[0]: float(line.rsplit(" ", 1)[1]) for line in lines if line[:1] != "#"}
