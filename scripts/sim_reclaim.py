@@ -3,10 +3,10 @@
     python scripts/sim_reclaim.py            # the table
     python scripts/sim_reclaim.py --json     # and one JSON object as the last line
 
-Eight agents share a system prompt of 512 tokens and take twelve turns, 500 tokens in and 100 out, in turn. Ours keeps 1,500
-tokens a session: which ones is drawn at random, since only their number matters here. The second table mixes eight such agents
-with eight chats that are not managed (120 tokens in, 30 out), in random order and in pools too small for all, and counts who finds
-how much of its past in turns 5 to 12: neither group may pay for the other.
+Eight agents share a system prompt of 512 tokens and take twelve turns, 500 tokens in and 100 out, in turn. Ours keeps
+1,500 tokens a session: which ones is drawn at random, since only their number matters here. The second table mixes
+eight such agents with eight chats that are not managed (120 tokens in, 30 out), in random order and in pools too small
+for all, and counts who finds how much of its past in turns 5 to 12: neither group may pay for the other.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from tests.host.world import World, publish_settings  # noqa: E402  (the test harness is the simulator)
-
-from intentkv.apply.rows import NO_POSITIONS, live_positions  # noqa: E402
-from intentkv.engine.cache import IntentKVRadixCache  # noqa: E402
+from intentkv.apply.rows import NO_POSITIONS, live_positions
+from intentkv.engine.cache import IntentKVRadixCache
+from tests.host.pools import publish_settings
+from tests.host.world import World
 
 SYSTEM, TURNS, AGENTS, BUDGET, AMPLE = 512, 12, 8, 1500, 100_000
 AGENT_TURN, CHAT_TURN = (500, 100), (120, 30)  # tokens in, tokens out
@@ -58,10 +58,7 @@ class Pool(World):
     def next_token(self, req: Req) -> int:
         return int(self.rng.integers(1 << 20))
 
-    def check_row(self, req: Req, length: int) -> None:
-        pass
-
-    def _compute(self, req: Req, start: int, end: int) -> None:
+    def compute(self, req: Req, start: int, end: int) -> None:
         pass
 
 
@@ -138,48 +135,57 @@ def mix(ours: bool, size: int, core: str, idle_from: int, chunk: int) -> tuple[f
     return hit_rate(managed, 4), hit_rate(chats, 4)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    parser.add_argument("--core", choices=("rust", "python"), default="rust", help="SGLang's tree core (default: rust)")
-    options = parser.parse_args()
-    publish_settings()
+def print_fixed(core: str) -> dict[str, object]:
+    """The first table; returns its figures by the names they have in the JSON object."""
     results: dict[str, object] = {}
-    print(
-        f"{'pool':>6} {'page':>4} {'cache':>6} {'hit rate':>8} {'prefilled':>9} {'available':>9} {'evictable':>9} {'dropped':>8} {'freed at once':>13}"
-    )
+    names = ("pool", "page", "cache", "hit rate", "prefilled", "available", "evictable", "dropped", "freed at once")
+    print("{:>6} {:>4} {:>6} {:>9} {:>10} {:>10} {:>10} {:>8} {:>14}".format(*names))
     for page_size in (1, 16):
         for label, size in (("ample", AMPLE), ("30k", 30_000), ("12k", 12_000)):
             for ours in (False, True):
-                row = fixed(ours, size, page_size, options.core)
+                row = fixed(ours, size, page_size, core)
                 print(
-                    f"{label:>6} {page_size:>4} {'ours' if ours else 'stock':>6} {row['hit']:>8.3f} {row['prefilled']:>9,} "
-                    f"{row['available']:>9,} {row['evictable']:>9,} {row['dropped']:>8,} {row['freed']:>13,}"
+                    f"{label:>6} {page_size:>4} {'ours' if ours else 'stock':>6} {row['hit']:>9.3f} "
+                    f"{row['prefilled']:>10,} {row['available']:>10,} {row['evictable']:>10,} "
+                    f"{row['dropped']:>8,} {row['freed']:>14,}"
                 )
                 suffix = label + ("" if page_size == 1 else "_page16")
                 results[f"hit_{suffix}" if ours else f"hit_stock_{suffix}"] = round(row["hit"], 4)
                 if ours and suffix == "30k":
                     results |= {"dropped": row["dropped"], "freed_at_once": row["freed"]}
                     results |= {"available_30k": row["available"], "evictable_30k": row["evictable"]}
-    equal = all(unpruned_equals_stock(page_size, options.core) for page_size in (1, 16))
-    results["unpruned_equals_stock"] = equal
-    print(f"\nnothing pruned, 30k: every hit and the free list as in SGLang's own cache: {'yes' if equal else 'NO'}\n")
+    return results
+
+
+def print_mix(core: str) -> dict[str, dict[str, list[float]]]:
+    """The second table: stock, ours, and ours with an event after each chunk of 1,024 tokens."""
     print(f"{'pool':>22} {'stock':>13} {'ours':>13} {'ours, chunks':>13}     hit rate managed / plain, turns 5 to 12")
-    mixes = {}
+    rows = {}
     for label, size, idle_from in (
         ("14k", 14_000, TURNS),
         ("20k", 20_000, TURNS),
         ("14k, idle from turn 7", 14_000, 7),
     ):
-        runs = [(False, 1 << 20), (True, 1 << 20), (True, 1024)]
-        rates = [mix(ours, size, options.core, idle_from, chunk) for ours, chunk in runs]
-        print(f"{label:>22} " + " ".join(f"{managed:>6.2f} /{plain:>5.2f}" for managed, plain in rates))
-        mixes[label] = {
-            name: [round(rate, 4) for rate in pair]
-            for name, pair in zip(("stock", "ours", "chunks"), rates, strict=True)
-        }
+        runs = {"stock": (False, 1 << 20), "ours": (True, 1 << 20), "chunks": (True, 1024)}
+        rates = {name: mix(ours, size, core, idle_from, chunk) for name, (ours, chunk) in runs.items()}
+        print(f"{label:>22} " + " ".join(f"{managed:>6.2f} /{plain:>5.2f}" for managed, plain in rates.values()))
+        rows[label] = {name: [round(rate, 4) for rate in pair] for name, pair in rates.items()}
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument("--core", choices=("rust", "python"), default="rust", help="SGLang's tree core (default: rust)")
+    options = parser.parse_args()
+    publish_settings()
+    results = print_fixed(options.core)
+    equal = all(unpruned_equals_stock(page_size, options.core) for page_size in (1, 16))
+    answer = "yes" if equal else "NO"
+    print(f"\nnothing pruned, 30k: every hit and the free list as in SGLang's own cache: {answer}\n")
+    mixed = print_mix(options.core)
     if options.json:
-        print(json.dumps({**results, "mix": mixes}))
+        print(json.dumps({**results, "unpruned_equals_stock": equal, "mix": mixed}))
 
 
 if __name__ == "__main__":

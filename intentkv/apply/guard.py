@@ -1,7 +1,7 @@
 """The guard: how far a session's text is shared with others that may come back for it.
 
-The radix tree cannot tell a fork of a session from the session's own next turn, and it forgets who put a text there. Without the
-guard, the first of two forks that prunes would take the common beginning away from its idle sibling.
+The radix tree cannot tell a fork of a session from the session's own next turn, and it forgets who put a text there.
+Without the guard, the first of two forks that prunes would take the common beginning away from its idle sibling.
 """
 
 from collections import OrderedDict
@@ -16,8 +16,8 @@ class SharedText:
     """The last text of the users seen most recently.
 
     Args:
-        max_users: users remembered; the one not seen for longest is forgotten first. Forgetting costs its next turn a longer
-            prefill, as an eviction would.
+        max_users: users remembered; the one not seen for longest is forgotten first. Forgetting costs its next turn a
+            longer prefill, as an eviction would.
     """
 
     def __init__(self, max_users: int = 256) -> None:
@@ -38,7 +38,8 @@ class SharedText:
             self._texts.popitem(last=False)
 
     def shared(self, user: Hashable, scope: Hashable, tokens: np.ndarray, beyond: int) -> int:
-        """Length of the longest beginning of `tokens` that another known user's text has too, or `beyond` if that is longer.
+        """Length of the longest beginning of `tokens` that another known user's text has too, or `beyond` if that is
+        longer.
 
         Asking only for what lies `beyond` a position makes the usual answer cheap: one token a user is compared.
         """

@@ -2,8 +2,8 @@
 
     free --alloc--> held by a request --insert--> owned by the tree --evict, withdraw--> held --free--> free
 
-Only a held page may be freed. The dead page (page 0) is nobody's: it is never allocated and never freed. One byte a page on the
-pool's device; an entry costs one gather and one scatter.
+Only a held page may be freed. The dead page (page 0) is nobody's: it is never allocated and never freed. One byte a
+page on the pool's device; an entry costs one gather and one scatter.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,12 +26,12 @@ class LedgerError(RuntimeError):
 class SlotLedger:
     """Watches one allocator.
 
-    On a CPU pool a wrong free raises before it happens. On an accelerator a verdict would cost a wait for the device in the
-    scheduler's loop, so wrong frees are counted there and reported by the next `audit`.
+    On a CPU pool a wrong free raises before it happens. On an accelerator a verdict would cost a wait for the device in
+    the scheduler's loop, so wrong frees are counted there and reported by the next `audit`.
 
     Args:
-        allocator: SGLang's token or page allocator. Its methods that hand out or take back slots are wrapped on the instance:
-            evictions, duplicates, finished requests and our own frees all pass through them.
+        allocator: SGLang's token or page allocator. Its methods that hand out or take back slots are wrapped on the
+            instance: evictions, duplicates, finished requests and our own frees all pass through them.
     """
 
     def __init__(self, allocator: Any) -> None:
@@ -61,7 +61,7 @@ class SlotLedger:
         self._owner[self._whole_pages(slots)] = TREE
 
     def leave_tree(self, slots: torch.Tensor) -> None:
-        """The radix tree has handed whole pages of `slots`, `[n]` int64, to the caller, who frees or files them next."""
+        """The radix tree has handed whole pages of `slots`, `[n]` int64, to a caller who frees or files them next."""
         self._owner[self._whole_pages(slots)] = HELD
 
     def check_unmapped(self, slots: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor, by: str) -> None:
@@ -76,12 +76,12 @@ class SlotLedger:
         Raises:
             LedgerError: on a CPU pool. On an accelerator the fault is counted.
         """
-        if len(slots) == 0 or len(rows) == 0:
+        if len(slots) == 0:
             return
         going = torch.zeros(self._pages + 1, dtype=torch.bool, device=self._device)
         going[self._pages_of(slots)] = True
         used = torch.arange(rows.shape[1], device=self._device) < lengths[:, None]
-        mapped = going[self._pages_of(rows.long())] & used
+        mapped = going[self._pages_of(rows)] & used
         self._report(mapped, f"{by}: slots to be freed are mapped by another row")
 
     def audit(self, free: torch.Tensor, tree: torch.Tensor, private: Mapping[str, torch.Tensor]) -> list[str]:

@@ -1,7 +1,7 @@
 """Arithmetic of rows: which positions are dropped, which live, and what stands in a row where a position was dropped.
 
-Positions are logical, sorted ascending, `[n]` int64 on the host. Everything here is a pure function of host arrays, so every
-tensor-parallel rank computes the same result without asking a device.
+Positions are logical, sorted ascending, `[n]` int64 on the host. Everything here is a pure function of host arrays, so
+every tensor-parallel rank computes the same result without asking a device.
 """
 
 from typing import Final
@@ -20,8 +20,8 @@ def page_floor(length: int, page_size: int) -> int:
 def tombstones(positions: np.ndarray, page_size: int) -> np.ndarray:
     """What the row says at dropped `positions`: a slot of page 0, which SGLang reserves and never allocates.
 
-    Position modulo page size (slot 0 for pages of one) keeps page arithmetic aligned: the slot after a dropped page's last
-    position starts a page, as the paged allocator expects of the last slot of a prefix.
+    Position modulo page size (slot 0 for pages of one) keeps page arithmetic aligned: the slot after a dropped page's
+    last position starts a page, as the paged allocator expects of the last slot of a prefix.
     """
     return positions % page_size
 
@@ -47,8 +47,8 @@ def merge(holes: np.ndarray, drop: np.ndarray) -> np.ndarray:
 def droppable(drop: np.ndarray, holes: np.ndarray, length: int, page_size: int) -> np.ndarray:
     """The part of `drop` that a row of `length` computed tokens can really lose, `[n]` int64.
 
-    A page goes back to the pool only when all of it is dead, so positions are narrowed to whole pages. The page of the last
-    computed token stays: the next token continues it. What is already a hole is not dropped twice.
+    A page goes back to the pool only when all of it is dead, so positions are narrowed to whole pages. The page of the
+    last computed token stays: the next token continues it. What is already a hole is not dropped twice.
 
     Args:
         drop: positions somebody wants dropped, `[n]` integers in any order.
@@ -63,7 +63,7 @@ def droppable(drop: np.ndarray, holes: np.ndarray, length: int, page_size: int) 
         return wanted
     pages, counts = np.unique(wanted // page_size, return_counts=True)
     whole = pages[counts == page_size]
-    return (whole[:, None] * page_size + np.arange(page_size)).ravel()
+    return np.ravel(whole[:, None] * page_size + np.arange(page_size))
 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from intentkv.engine import runtime
 from intentkv.engine.state import RequestState
 
 KEY = "intentkv"
@@ -42,7 +43,11 @@ def streamer_with_report(streamer_class: type, scheduler: Any) -> type:
 
 def _report_if_finished(req: Any) -> dict[str, Any] | None:
     state = getattr(req, KEY, None)
-    return report(req, state) if state is not None and req.finished() else None
+    if state is None or not req.finished():
+        return None
+    told = report(req, state)
+    runtime.current().metrics.finished(state, told["live_tokens"])
+    return told
 
 
 def take_report(

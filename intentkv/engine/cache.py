@@ -47,10 +47,13 @@ class IntentKVRadixCache(UnifiedRadixCache):
     """SGLang's unified radix cache with sessions that may drop positions. Runs on the scheduler thread only.
 
     Attributes:
-        layout: "reclaim" takes dropped positions out of the tree and frees them; "mask" only stops reading them and keeps
-            everything in the tree, as a reference for quality.
-        decide: called once after each publish with (request, computed tokens); returns positions to drop, `[n]` integers.
-            Must answer from host-known facts, alike on all ranks.
+        layout: "reclaim" takes dropped positions out of the tree and frees them; "mask" only stops reading them and
+            keeps everything in the tree, as a reference for quality.
+        decide: called once after each publish with (request, computed tokens); returns positions to drop, `[n]`
+            integers. Must answer from host-known facts, alike on all ranks.
+        peak: called with (request, length); the most live tokens that the request holds at once while that many are
+            computed in chunks, with an event after each. Lets prompts in that are larger than the pool (see
+            `admission`).
         views: told whenever a row's holes change.
         records: what sessions have left for their next turn.
         rows: sessions' running requests; `running`: every request that holds a row. Both by row.
@@ -58,6 +61,7 @@ class IntentKVRadixCache(UnifiedRadixCache):
 
     layout: Layout = "reclaim"
     decide: Callable[[Req, int], np.ndarray] | None = None
+    peak: Callable[[Req, int], int] | None = None
     views: LiveViews | None = None
 
     def __init__(self, params: CacheInitParams) -> None:

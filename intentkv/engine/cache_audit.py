@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -53,7 +53,7 @@ def _check_row(cache: IntentKVRadixCache, req: Req, tree_pages: np.ndarray) -> l
     return faults
 
 
-def _free_pages(allocator) -> torch.Tensor:
+def _free_pages(allocator: Any) -> torch.Tensor:
     """Page ids of the free list, with frees that wait for the end of an open group."""
     pending = torch.cat([torch.empty(0, dtype=torch.int64, device=allocator.device), *(allocator.free_group or ())])
     pages = [allocator.get_all_free_pages(), torch.unique(pending // allocator.page_size)]

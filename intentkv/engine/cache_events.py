@@ -1,13 +1,13 @@
 """What changes in the tree when a session has holes: filing new tokens, and applying a drop.
 
-Both run inside a checkpoint, possibly while a free group is open. Nothing here evicts: freed slots of an open group do not show in
-the pool's count, and an eviction would go on until the tree is empty.
+Both run inside a checkpoint, possibly while a free group is open. Nothing here evicts: freed slots of an open group do
+not show in the pool's count, and an eviction would go on until the tree is empty.
 """
 
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from intentkv.apply.rows import NO_POSITIONS, common_prefix, live_positions, mer
 from intentkv.engine.cache_paths import PathNode, match_entries
 from intentkv.engine.cache_withdraw import withdraw
 
+RUNS_SHORT: Final = 16  # a pool of which less than one part in so many can be allocated
+
 if TYPE_CHECKING:
     from intentkv.engine.cache import IntentKVRadixCache
     from intentkv.engine.cache_rows import Row
@@ -28,8 +30,9 @@ if TYPE_CHECKING:
 def file_tail(cache: IntentKVRadixCache, row: Row, up_to: int) -> None:
     """File what a row with holes has computed up to `up_to` under its namespace, in whole pages.
 
-    The tokens were computed behind holes, so they are never published under their text. Where a parallel request of the session
-    filed the same tokens first, the duplicates are freed and the row reads the tree's copy, as in a stock publish.
+    The tokens were computed behind holes, so they are never published under their text. Where a parallel request of the
+    session filed the same tokens first, the duplicates are freed and the row reads the tree's copy, as in a stock
+    publish.
     """
     end = page_floor(up_to, cache.page_size)
     if end <= row.end:
@@ -55,9 +58,9 @@ def file_tail(cache: IntentKVRadixCache, row: Row, up_to: int) -> None:
 def apply_drop(cache: IntentKVRadixCache, row: Row, drop: np.ndarray) -> int:
     """Drop positions of a row that is filed up to its last whole page; returns how many slots went back to the pool.
 
-    In three steps: take out of the tree what nobody else holds, from the end of the row down to the first hole; free the dropped
-    slots among it; file the survivors under a fresh name. What others hold stays in the tree, and the row merely stops reading it;
-    the next event tries again.
+    In three steps: take out of the tree what nobody else holds, from the end of the row down to the first hole; free
+    the dropped slots among it; file the survivors under a fresh name. What others hold stays in the tree, and the row
+    merely stops reading it; the next event tries again.
 
     Args:
         cache: the cache; its tree, its allocator and its row of the request are changed.
@@ -90,10 +93,17 @@ def apply_drop(cache: IntentKVRadixCache, row: Row, drop: np.ndarray) -> int:
 
 
 def _first_to_go(cache: IntentKVRadixCache, row: Row, tokens: np.ndarray) -> int:
-    """Where the row's own-key segment is cut: at its first hole, or behind what others share if that is longer."""
+    """Where the row's own-key segment is cut: at its first hole, or behind what others share if that is longer.
+
+    Sparing what others may come back for is a courtesy that ends when the pool runs short: as an idle text it would be
+    evicted.
+    """
     first = page_floor(int(row.holes[0]), cache.page_size)
     if cache.layout == "mask" or first >= row.head:
         return row.head
+    allocator = cache.token_to_kv_pool_allocator
+    if (allocator.available_size() + cache.evictable_size()) * RUNS_SHORT < allocator.size:
+        return first
     shared = cache.guard.shared(("session", row.session), row.scope, tokens[: row.head], beyond=first)
     return page_floor(shared, cache.page_size)
 
@@ -114,14 +124,13 @@ def _withdraw_row(
         segment, entries = path[-1], path[-1].positions()
         floor = cut if segment.name is None else 0
         if 0 < floor < len(entries):
-            core.match_prefix(
-                MatchPrefixParams(key=_text_key(row, tokens[:floor]))
-            )  # splits the node that crosses the cut
+            # A match that ends inside a node splits it there.
+            core.match_prefix(MatchPrefixParams(key=_text_key(row, tokens[:floor])))
         out = withdraw(core, nodes[-1], floor)
         cache.ledger.leave_tree(out.slots)
         positions.append(entries[out.kept :])
         slots.append(out.slots)
-        if out.kept:
+        if out.node is not None:
             if out.kept < len(entries):
                 path[-1], nodes[-1] = segment.cut(int(entries[out.kept])), out.node
             break
@@ -133,8 +142,8 @@ def _withdraw_row(
 def _give_way(cache: IntentKVRadixCache, row: Row, tokens: np.ndarray, cut: int) -> None:
     """Free the session's own idle texts that hang on what is about to be withdrawn.
 
-    An edited history, or a chat template that rewrites the last answer, leaves the old continuation as a branch; were it
-    kept, the nodes below could never come out. What others share, and what a parallel request still runs on, stays.
+    An edited history, or a chat template that rewrites the last answer, leaves the old continuation as a branch; were
+    it kept, the nodes below could never come out. What others share, and what a parallel request still runs on, stays.
     """
     user = ("session", row.session)
     for record in cache.records.of(row.session):
@@ -173,7 +182,7 @@ def _text_key(row: Row, tokens: np.ndarray) -> RadixKey:
 def _insert(
     cache: IntentKVRadixCache, row: Row, segment: Segment, positions: np.ndarray, slots: torch.Tensor, filed: int
 ) -> int:
-    """Insert the entries of a private segment; returns the node they end on. The first `filed` are in the tree already."""
+    """Insert the entries of a private segment, of which the tree has `filed`; returns the node they end on."""
     if not len(positions):
         return cache.root_node_handle()
     tokens = np.array(row.req.full_untruncated_fill_ids[: segment.end], dtype=np.int64)
@@ -200,9 +209,10 @@ def _settle(cache: IntentKVRadixCache, row: Row, path: tuple[Segment, ...], node
 
 def _free(cache: IntentKVRadixCache, row: Row, slots: torch.Tensor) -> None:
     """Free whole pages of `slots`, `[n]` int64, which no tree path and no other row may reach."""
-    pool = cache.req_to_token_pool
-    others = [req for index, req in cache.running.items() if index != row.index]
-    rows = pool.req_to_token[[req.kv.req_pool_idx for req in others]]
-    lengths = torch.tensor([req.kv.kv_allocated_len for req in others], dtype=torch.int64, device=pool.device)
-    cache.ledger.check_unmapped(slots, rows, lengths, by=f"session {row.session}")
+    table = cache.req_to_token_pool.req_to_token
+    used = {index: req.kv.kv_allocated_len for index, req in cache.running.items() if index != row.index}
+    if used:
+        lengths = torch.tensor(list(used.values()), device=table.device)
+        rows = table[list(used), : max(used.values())]
+        cache.ledger.check_unmapped(slots, rows, lengths, by=f"session {row.session}")
     cache.token_to_kv_pool_allocator.free_segment(slots, start_pos=0)

@@ -1,7 +1,8 @@
 """Paths of pruned sessions through the radix tree: matching them, locking them, reading their slots.
 
-SGLang hands one node of the tree around as a request's match. A pruned session's prefix ends on several nodes, one a segment, so
-`PathNode` carries all of them. It *is* the id of the last one, which keeps every other reader of a node id working.
+SGLang hands one node of the tree around as a request's match. A pruned session's prefix ends on several nodes, one a
+segment, so `PathNode` carries all of them. It *is* the id of the last one, which keeps every other reader of a node id
+working.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class Hit:
 def match_namespaces(core: UnifiedTreeCoreInterface, record: Record, tokens: np.ndarray) -> Hit:
     """Look up the private segments of `record` for a prompt; its plain beginning is matched by the caller afterwards.
 
-    The last segment is looked up first: a match makes nodes recently used, and what everything else hangs on must be evicted last.
+    The last segment is looked up first: a match makes nodes recently used, and what everything else hangs on must be
+    evicted last.
 
     Args:
         core: the tree.
@@ -100,8 +102,8 @@ def match_entries(core: UnifiedTreeCoreInterface, segment: Segment, tokens: np.n
 def assemble(hit: Hit, plain: MatchResult, root: int) -> PathNode:
     """The longest prefix that `hit` and the match of the plain text give.
 
-    A namespace path may end in the middle: the prefix then ends at the first live position that is gone. Where the plain text
-    reaches further than what the session left, it is taken, but what the session has dropped stays dropped.
+    A namespace path may end in the middle: the prefix then ends at the first live position that is gone. Where the
+    plain text reaches further than what the session left, it is taken, but what the session has dropped stays dropped.
     """
     head = next((s.end for s in hit.record.path if s.name is None), 0)
     wanted = min(head, hit.common)

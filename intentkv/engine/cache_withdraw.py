@@ -1,4 +1,4 @@
-"""Taking nodes out of the radix tree with their slots: only what nobody else holds, leaf by leaf from the end of a path."""
+"""Taking nodes and their slots out of the radix tree: only what nobody else holds, leaf by leaf from a path's end."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Withdrawal:
 def withdraw(core: UnifiedTreeCoreInterface, node: int, floor: int) -> Withdrawal:
     """Remove the end of the path to `node`, down to entry `floor` or to the first node that others hold.
 
-    The caller must have dropped its own lock. Others hold a node when they have locked it, or when their text continues it as a
-    child. Both are checked before a node is touched: asking the Rust core to evict a locked or inner node poisons it for good.
-    Locks cover whole paths from the root, so what nobody locks is the last `delta` entries.
+    The caller must have dropped its own lock. Others hold a node when they have locked it, or when their text continues
+    it as a child. Both are checked before a node is touched: asking the Rust core to evict a locked or inner node
+    poisons it for good. Locks cover whole paths from the root, so what nobody locks is the last `delta` entries.
 
     Args:
         core: the tree.

@@ -19,7 +19,7 @@ SOURCE = HookSource(plugin_name="intentkv", dist_name="intentkv")
 
 def register_rows(rows: list[HookRow]) -> None:
     """Register inventory rows with SGLang; a row that is registered already stays as it is."""
-    for row in rows:
+    for row in (row for row in rows if row.is_patch):
         handler = row.load_handler()
         if not any(hook is handler for _, hook, _ in HookRegistry._hooks.get(row.target, ())):
             HookRegistry.register(row.target, handler, HookType(row.kind), source=SOURCE)

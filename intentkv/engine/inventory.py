@@ -31,6 +31,11 @@ class HookRow:
     assumes: str
     removed_by: str
 
+    @property
+    def is_patch(self) -> bool:
+        """Whether the target itself is hooked; the methods that our cache overrides are only pinned."""
+        return self.kind != "override"
+
     def load_handler(self) -> Callable[..., Any]:
         return pkgutil.resolve_name(self.handler)
 
@@ -104,6 +109,8 @@ def problems_before(rows: list[HookRow], pins: dict[str, Pin] | None) -> list[st
                 f"hook target {row.target} changed its signature: expected {expected.signature}, got {pin.signature}; "
                 "install the SGLang version that intentkv pins"
             )
+        if not row.is_patch:
+            continue
         strangers = sorted(
             str(source.plugin_name if source else hook.__module__)
             for _, hook, source in HookRegistry._hooks.get(row.target, ())
@@ -125,7 +132,7 @@ def problems_before(rows: list[HookRow], pins: dict[str, Pin] | None) -> list[st
 def problems_after(rows: list[HookRow]) -> list[str]:
     """Rows that are not in force in this process: the hook is not in the chain, or a stale reference goes round it."""
     problems = []
-    for row in rows:
+    for row in (row for row in rows if row.is_patch):
         current = pkgutil.resolve_name(row.target)
         if not _calls(current, row.load_handler()):
             problems.append(f"hook on {row.target} is not in place although it was registered: report this as a bug")

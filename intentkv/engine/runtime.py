@@ -50,6 +50,7 @@ class Runtime:
         self._rows: Tensor = scheduler.req_to_token_pool.req_to_token
         self._pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
         self.page_size: int = scheduler.page_size
+        self._chunk: int | None = scheduler.chunked_prefill_size
         self._layers: int = runner.model_config.num_hidden_layers
         self._connect(scheduler.tree_cache, runner.attn_backend)
 
@@ -57,6 +58,7 @@ class Runtime:
         views = LiveViews(self._rows)
         cache.views = views
         cache.decide = self.decide
+        cache.peak = self.peak
         backend.views = views
 
     def score(self, state: RequestState, row: int, length: int, seen: QueryMean) -> None:
@@ -105,6 +107,16 @@ class Runtime:
 
     def _forced(self, state: RequestState, length: int) -> np.ndarray:
         return whole_pages(forced_mask(length, state.spans, self.settings.recent), self.page_size)
+
+    def peak(self, req: Any, length: int) -> int:
+        """Most live tokens of `req` while its first `length` tokens are computed in chunks with an event after each.
+
+        What is always kept, the budget, what is too little for an event, and one chunk; pages may be cut on both sides.
+        """
+        state: RequestState = req.intentkv
+        forced = int(self._forced(state, length).sum())
+        kept = forced + state.budget.tokens(length - forced) + self.settings.trigger - 1
+        return kept + self._chunk + 2 * self.page_size if self._chunk else length
 
     def _memory_after(self, state: RequestState, query: Tensor, turn_is_complete: bool) -> Tensor:
         """M_t: once a turn it is written to the session; before that it is only previewed."""

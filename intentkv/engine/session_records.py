@@ -34,8 +34,8 @@ class SessionRecords:
     """Records by session, the session not seen for longest forgotten first.
 
     Args:
-        max_sessions: sessions remembered. A forgotten session's namespace stays in the tree until it is evicted as least
-            recently used, and its next turn matches the hole-free beginning only.
+        max_sessions: sessions remembered. A forgotten session's namespace stays in the tree until it is evicted as
+            least recently used, and its next turn matches the hole-free beginning only.
     """
 
     def __init__(self, max_sessions: int = 1024) -> None:

@@ -52,7 +52,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
     out.print(comparison(session, results))
     for name in results:
         out.print(summary(name, results[name]))
-    out.print("\nOn a GPU, with your own model (SGLang's other flags as ever):")
+    out.print("\nOn a GPU, with your own model (`intentkv doctor -- FLAGS` says first whether it can be served there):")
     out.print(f"  {GPU_LINE}", highlight=False)
     return 0
 

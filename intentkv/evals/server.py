@@ -95,7 +95,7 @@ def _healthy(url: str) -> bool:
         return False
 
 
-def tail(log: Path, lines: int = 30) -> str:
+def tail(log: Path, lines: int = 60) -> str:
     """The last `lines` lines of `log`, under a line that names it."""
     text = log.read_text(errors="replace").splitlines()[-lines:]
     return "\n".join([f"--- end of {log}", *text])

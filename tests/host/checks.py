@@ -61,13 +61,13 @@ def check_record(world: World, record: Record) -> None:
         slots = segment_slots(world, segment, record)
         positions = segment.positions()[: len(slots)]
         holes = NO_POSITIONS if segment.name is None else record.holes
-        world.check_slots(slots, record.tokens.tolist(), positions, holes)
+        world.contents.check(slots, record.tokens.tolist(), positions, holes)
 
 
 def check_text(world: World, tokens: list[int], extra_key: str | None = None, salt: str | None = None) -> int:
     """The text's own key leads to nothing but KV computed without holes; returns how much of it is there."""
     slots = path_slots(world, RadixKey(array("q", tokens), extra_key=extra_key, cache_salt=salt))
-    world.check_slots(slots, tokens, np.arange(len(slots)), NO_POSITIONS)
+    world.contents.check(slots, tokens, np.arange(len(slots)), NO_POSITIONS)
     return len(slots)
 
 

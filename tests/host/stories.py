@@ -1,8 +1,8 @@
 """Short lives of one or two sessions, in pages so that they read the same for pages of 1 and of 16 tokens.
 
-A story takes a function that makes a `World`, lets things happen, checks all invariants after each step, and asserts what the
-session finds and what the pool gets back. `test_reclaim` runs every story on both tree cores; `test_planted_faults` breaks the
-cache in many ways and expects some story to notice.
+A story takes a function that makes a `World`, lets things happen, checks all invariants after each step, and asserts
+what the session finds and what the pool gets back. `test_reclaim` runs every story on both tree cores;
+`test_planted_faults` breaks the cache in many ways and expects some story to notice.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Stage:
         return self.world.allocator.available_size() // self.page
 
     def filed(self, req: Req) -> int:
-        """Pages that the text of a finished request leaves behind: the last token has no KV, a part of a page is not kept."""
+        """Pages that a finished request leaves behind: its last token has no KV, and a part of a page is not kept."""
         return page_floor(len(text_of(req)) - 1, self.page) // self.page
 
     def published(self, tokens: list[int]) -> int:
@@ -86,7 +86,7 @@ def first_event_frees_at_once(make: Make) -> None:
 
 def next_turn_finds_everything(make: Make) -> None:
     stage = Stage(make)
-    text = stage.words("prompt", 20)
+    text, known = stage.words("prompt", 20), 0
     for turn in range(6):
         stage.drops["s"] = stage.drops.get("s", []) + [3 + 3 * turn, 4 + 3 * turn]
         req = stage.say(text, new=3)
@@ -181,21 +181,56 @@ def prune_while_decoding(make: Make) -> None:
 
 
 def prompt_larger_than_the_pool(make: Make) -> None:
-    """With an event after each chunk, four pools full of text pass through one."""
+    """With an event after each chunk, four pools full of text pass through one; the next turn finds what is left."""
     stage = Stage(make, pages=64, chunk=8)
-    stage.world.decide = lambda req, length: np.arange(4 * stage.page, max(4, length // stage.page - 10) * stage.page)
     req = stage.world.request(stage.words("prompt", 256), "s", new=2)
-    stage.world.admit_chunk(req)
+    assert not stage.world.admit(req), "nobody has said yet that this session stays small"
+    keep_first, keep_last = 4, 10
+    stage.cache.peak = lambda req, length: (keep_first + keep_last + 8) * stage.page
+    stage.world.decide = lambda req, length: stage.positions(range(keep_first, length // stage.page - keep_last))
+    assert stage.world.admit(req)
     most = 0
     while req in stage.world.prefilling:
         stage.world.next_chunk(req)
         check_world(stage.world)
         most = max(most, 64 - stage.available())
-    assert most <= 4 + 11 + 2 * 8, f"{most} pages were in use at once"
+    assert most <= keep_first + keep_last + 8 + 1, f"{most} pages were in use at once"
     while not req.finished():
         stage.world.decode([req])
-    again = stage.world.request(text_of(req) + stage.words("more", 1), "s", new=2)
-    assert stage.found(stage.world.serve(again)) == stage.filed(req)
+    assert stage.found(stage.say(text_of(req) + stage.words("more", 1))) == stage.filed(req)
+
+
+def prompt_that_drops_too_little(make: Make) -> None:
+    """A session that promised to stay small and does not is aborted; the pool is whole, and the server lives on."""
+    stage = Stage(make, pages=64, chunk=8)
+    stage.cache.peak = lambda req, length: 16 * stage.page
+    req = stage.start(stage.words("prompt", 256), new=2)
+    while req in stage.world.prefilling:
+        stage.world.next_chunk(req)
+        check_world(stage.world)
+    assert req.finished() and "intentkv_budget" in req.discard_output_reason.message
+    stage.world.evict(stage.world.size)
+    assert stage.available() == 64
+
+
+def long_prompt_waits_for_others(make: Make) -> None:
+    """A chunk that does not fit now is put off, not forced, while a request that decodes will give memory back."""
+    stage = Stage(make, pages=64, chunk=10)
+    stage.cache.peak = lambda req, length: 28 * stage.page
+    stage.world.decide = lambda req, length: stage.positions(range(4, length // stage.page - 16))
+    req = stage.start(stage.words("prompt", 128), new=1)
+    for i in range(5):
+        stage.start(stage.words(f"other {i}", 9), None, new=2)
+    waited = False
+    while req in stage.world.prefilling:
+        before = req.extend_end
+        stage.world.next_chunk(req)
+        check_world(stage.world)
+        if req.extend_end == before:
+            waited = True
+            assert stage.world.running, "nobody is left to wait for"
+            stage.world.decode(stage.world.running[:1])
+    assert waited and req.finished() and req.discard_output_reason is None
 
 
 STORIES = [
@@ -208,4 +243,6 @@ STORIES = [
     last_page_and_parts_of_pages_stay,
     prune_while_decoding,
     prompt_larger_than_the_pool,
+    prompt_that_drops_too_little,
+    long_prompt_waits_for_others,
 ]

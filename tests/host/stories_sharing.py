@@ -88,7 +88,7 @@ def parallel_calls_of_one_session(make: Make) -> None:
 
 
 def twins_with_different_holes(make: Make) -> None:
-    """Two requests say the same; one drops a page that both run on. The other must not read on in what was said without it."""
+    """Two requests say the same; one drops a page both run on. The other must not read what was said without it."""
     stage = Stage(make)
     stage.drops["s"] = [5]
     first = stage.say(stage.words("prompt", 20))
@@ -117,8 +117,21 @@ def edited_history(make: Make) -> None:
     assert stage.found(stage.say(text_of(second) + stage.words("on", 1))) == stage.filed(second)
 
 
+def retried_turn(make: Make) -> None:
+    stage = Stage(make)
+    stage.drops["s"] = [3, 8]
+    prompt = stage.words("prompt", 20)
+    stage.say(prompt, new=2 * stage.page)
+    again = stage.say(prompt)
+    assert stage.found(again) == 19, "all but the last page, which has to be computed to answer"
+    stage.drops["s"] = [3, 8, 12]
+    third = stage.say(prompt)
+    assert third.intentkv.freed == third.intentkv.dropped == stage.page, "the earlier answers gave way"
+    assert stage.found(stage.say(text_of(third) + stage.words("on", 1))) == stage.filed(third)
+
+
 def rewritten_answer_gives_way(make: Make) -> None:
-    """A chat template that rewrites the last answer leaves a branch each turn; dropped pages must come back all the same."""
+    """A chat template that rewrites the last answer leaves a branch each turn; dropped pages come back all the same."""
     stage = Stage(make)
     text = stage.words("prompt", 12)
     for turn in range(5):
@@ -161,6 +174,7 @@ STORIES = [
     parallel_calls_of_one_session,
     twins_with_different_holes,
     edited_history,
+    retried_turn,
     rewritten_answer_gives_way,
     tenants_do_not_meet,
     common_document_across_sessions,

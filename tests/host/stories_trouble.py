@@ -10,7 +10,7 @@ from tests.host.stories import Make, Stage, text_of
 
 
 def evicted_from_the_end(make: Make) -> None:
-    """An idle session loses its namespace before its beginning, and finds everything before the first live page that is gone."""
+    """An idle session loses its namespace before its beginning, and finds all before the first live page gone."""
     stage = Stage(make, pages=64)
     stage.drops["s"] = [4, 5, 9]
     first = stage.say(stage.words("prompt", 20))

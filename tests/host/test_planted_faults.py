@@ -1,4 +1,4 @@
-"""The suite is worth something only if it notices: each deliberate fault in our own code makes some reclaim story fail."""
+"""The suite is worth something only if it notices: each deliberate fault in our code makes some reclaim story fail."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ from intentkv.apply.namespace import Segment
 from intentkv.engine import cache as cache_module
 from intentkv.engine import cache_events, cache_paths
 from intentkv.engine.cache import IntentKVRadixCache
-from intentkv.engine.cache_withdraw import Withdrawal
+from intentkv.engine.cache_withdraw import Withdrawal, _evict_leaf
 from intentkv.engine.session_records import SessionRecords
+from tests.host.pools import publish_settings
 from tests.host.test_reclaim import STORIES, make_world
-from tests.host.world import publish_settings
 
 publish_settings()
 Patch = pytest.MonkeyPatch
-TOKEN_ONLY: Callable = lambda positions, tokens: array("q", tokens[positions].astype(np.int64).tolist())  # noqa: E731
 
 
 def free_a_survivor(patch: Patch) -> None:
@@ -35,12 +34,17 @@ def free_a_survivor(patch: Patch) -> None:
 
 
 def publish_past_a_hole(patch: Patch) -> None:
-    patch.setattr(cache_module, "file_tail", lambda cache, row, up_to: UnifiedRadixCache.checkpoint(cache, row.req, up_to=up_to))
+    patch.setattr(
+        cache_module, "file_tail", lambda cache, row, up_to: UnifiedRadixCache.checkpoint(cache, row.req, up_to=up_to)
+    )
 
 
 def namespace_key_without_position(patch: Patch) -> None:
-    patch.setattr(cache_events, "entry_ids", TOKEN_ONLY)
-    patch.setattr(cache_paths, "entry_ids", TOKEN_ONLY)
+    def tokens_alone(positions: np.ndarray, tokens: np.ndarray) -> array:
+        return array("q", tokens[positions].astype(np.int64).tolist())
+
+    patch.setattr(cache_events, "entry_ids", tokens_alone)
+    patch.setattr(cache_paths, "entry_ids", tokens_alone)
 
 
 def guard_off(patch: Patch) -> None:
@@ -74,7 +78,9 @@ def evict_inside_a_free_group(patch: Patch) -> None:
 
 
 def last_page_pruned(patch: Patch) -> None:
-    patch.setattr(cache_module, "droppable", lambda drop, holes, length, page_size: np.setdiff1d(drop[drop < length], holes))
+    patch.setattr(
+        cache_module, "droppable", lambda drop, holes, length, page_size: np.setdiff1d(drop[drop < length], holes)
+    )
 
 
 def part_of_a_page_pruned(patch: Patch) -> None:
@@ -84,7 +90,12 @@ def part_of_a_page_pruned(patch: Patch) -> None:
 
 def promise_more_than_eviction_delivers(patch: Patch) -> None:
     size = UnifiedRadixCache.evictable_size
-    patch.setattr(IntentKVRadixCache, "evictable_size", lambda self: size(self) + 2 * len(self.records) * self.page_size, raising=False)
+    patch.setattr(
+        IntentKVRadixCache,
+        "evictable_size",
+        lambda self: size(self) + 2 * len(self.records) * self.page_size,
+        raising=False,
+    )
 
 
 def lock_the_namespace_only(patch: Patch) -> None:
@@ -105,12 +116,10 @@ def withdraw_what_others_hold(patch: Patch) -> None:
     def greedy(core, node, floor) -> Withdrawal:
         path, taken = core.collect_path_info([node])[0], []
         while path and path[-1].path_start >= floor:
-            taken.append(cache_withdraw_leaf(core, path[-1].node_id))
+            taken.append(_evict_leaf(core, path[-1].node_id))
             path = path[:-1]
         slots = torch.cat(taken[::-1]) if taken else torch.empty(0, dtype=torch.int64)
         return Withdrawal(path[-1].path_end if path else 0, path[-1].node_id if path else None, slots)
-
-    from intentkv.engine.cache_withdraw import _evict_leaf as cache_withdraw_leaf
 
     patch.setattr(cache_events, "withdraw", greedy)
 
@@ -156,7 +165,9 @@ def records_survive_a_flush(patch: Patch) -> None:
 
 def scope_ignored(patch: Patch) -> None:
     class Anywhere(tuple):
-        __eq__ = lambda self, other: True  # noqa: E731
+        def __eq__(self, other: object) -> bool:
+            return True
+
         __hash__ = tuple.__hash__
 
     record = cache_module.Record
@@ -188,21 +199,23 @@ FAULTS = [
 
 
 def first_to_notice(core: str, page_size: int) -> str | None:
-    """The first story that fails, with what it says. A poisoned Rust core raises no ordinary exception."""
+    """The first story that fails, with what it says."""
     for story in STORIES:
         try:
             story(partial(make_world, core, page_size))
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:
+            # A story fails with an ordinary error, or with the panic of a poisoned Rust core, which is no Exception.
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
             return f"{story.__name__}: {error}"
     return None
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("core", ["rust", "python"])
+@pytest.mark.parametrize(("core", "page_size"), [("rust", 1), ("python", 16)])
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_planted_fault_in_reclaim(fault: Callable[[Patch], None], core: str, page_size: int, monkeypatch: Patch) -> None:
+def test_planted_fault_in_reclaim(
+    fault: Callable[[Patch], None], core: str, page_size: int, monkeypatch: Patch
+) -> None:
     fault(monkeypatch)
     noticed = first_to_notice(core, page_size)
     if fault is part_of_a_page_pruned and page_size == 1:

@@ -1,9 +1,4 @@
-"""A scheduler in small: SGLang's own cache, pools, allocators, requests and admission, and no model.
-
-In place of keys and values, every slot holds what its token's KV would depend on: its text up to the token, and the holes it was
-computed behind. A row that reads an overwritten slot, another session's slot, or KV computed behind holes it does not have, is
-seen at once.
-"""
+"""A scheduler in small: SGLang's own cache, pools, allocators, requests and admission, and no model."""
 
 from __future__ import annotations
 
@@ -12,35 +7,26 @@ from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 
 import numpy as np
-import torch
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
 from sglang.srt.managers.schedule_policy import PrefillAdder
 from sglang.srt.mem_cache.allocation import alloc_for_decode_default, alloc_for_extend
-from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
-from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
-from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.common import checkpoint_kv_cache, evict_from_tree_cache, release_kv_cache
-from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
-from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
-from sglang.srt.runtime_context import get_context
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from intentkv.apply.live_view import LiveViews
 from intentkv.apply.rows import NO_POSITIONS
+from intentkv.engine.admission import session_prefill_adder
 from intentkv.engine.cache import IntentKVRadixCache
+from tests.host.batches import decode_batch, extend_batch
+from tests.host.contents import Contents, text_hashes
+from tests.host.pools import build_cache
 
 
-def publish_settings() -> None:
-    """Give SGLang the process-wide settings its host classes read."""
-    get_context().override_server_args(attention_backend="torch_native", device="cpu").install()
+class Scheduler:
+    """What our admission tells the scheduler."""
 
-
-def text_hashes(tokens: Iterable[int]) -> np.ndarray:
-    """One number for each beginning of a text, `[length]` uint64."""
-    ids = np.array(tokens, dtype=np.uint64) + np.uint64(1)
-    weights = np.cumprod(np.full(len(ids), 0x9E3779B97F4A7C15, dtype=np.uint64))
-    return np.cumsum(ids * weights, dtype=np.uint64)
+    _pending_chunked_abort_req: Req | None = None
 
 
 class World:
@@ -65,30 +51,17 @@ class World:
         need_sort: bool = False,
     ) -> None:
         self.page_size, self.size, self.chunk = page_size, size, chunk
-        self.pool = ReqToTokenPool(max_requests, context, "cpu", False)
-        if page_size == 1:
-            self.allocator = TokenToKVPoolAllocator(size, torch.bfloat16, "cpu", None, need_sort)
-        else:
-            self.allocator = PagedTokenToKVPoolAllocator(size, page_size, torch.bfloat16, "cpu", None, need_sort)
-        self.cache = cache_class(
-            CacheInitParams(
-                disable=False,
-                req_to_token_pool=self.pool,
-                token_to_kv_pool_allocator=self.allocator,
-                page_size=page_size,
-                tree_components=(ComponentType.FULL,),
-                tree_core_backend=core,
-            )
-        )
+        self.cache = build_cache(cache_class, core, page_size, size, context, max_requests, need_sort)
+        self.pool, self.allocator = self.cache.req_to_token_pool, self.cache.token_to_kv_pool_allocator
         self.decide: Callable[[Req, int], np.ndarray] = lambda req, length: NO_POSITIONS
         self.ours = isinstance(self.cache, IntentKVRadixCache)
         if self.ours:
             self.cache.layout = layout
             self.cache.views = LiveViews(self.pool.req_to_token)
             self.cache.decide = lambda req, length: self.decide(req, length)
-        self.text = np.zeros(size + page_size, dtype=np.uint64)  # by slot: the text its KV stands for
-        self.behind = np.zeros(size + page_size, dtype=np.int64)  # by slot: index into `hole_sets`
-        self.hole_sets: list[np.ndarray] = [NO_POSITIONS]
+        self.contents = Contents(size + page_size)
+        self.scheduler = Scheduler()
+        self.adder_class = session_prefill_adder(PrefillAdder, self.scheduler) if self.ours else PrefillAdder
         self.running: list[Req] = []
         self.prefilling: list[Req] = []
         self.requests = 0
@@ -146,46 +119,27 @@ class World:
         self._extend(req)
         return True
 
-    def admit_chunk(self, req: Req) -> None:
-        """Compute the first chunk of a prompt that admission would find too large for the pool."""
-        req.init_next_round_input(self.cache)
-        req.lock = self.cache.lock(req.last_node)
-        req.extend_end = min(req.prefix_len + self.chunk, len(req.full_untruncated_fill_ids))
-        self.found[req.rid] = req.prefix_len
-        self._extend(req)
-
     def next_chunk(self, req: Req) -> None:
-        """Publish the chunk computed last and compute the next one."""
-        checkpoint_kv_cache(req, self.cache)
-        self.prefilling.remove(req)
+        """Publish the chunk computed last and compute the next, or as much of it as fits; abort it if it never will."""
+        if req.extend_end > req.prefix_len:
+            checkpoint_kv_cache(req, self.cache)
         req.init_next_round_input()
-        self._adder().add_chunked_req(req)
-        self._extend(req)
+        adder = self._adder()
+        adder.add_chunked_req(req)
+        if self.scheduler._pending_chunked_abort_req is req:
+            self.abort(req)
+        elif adder.can_run_list:
+            self.prefilling.remove(req)
+            self._extend(req)
 
     def _adder(self) -> PrefillAdder:
         batch = SimpleNamespace(reqs=self.running)
         chunk = self.chunk // self.page_size * self.page_size
-        return PrefillAdder(self.page_size, self.cache, self.allocator, batch, 0.5, 1 << 30, chunk)
+        return self.adder_class(self.page_size, self.cache, self.allocator, batch, 0.5, 1 << 30, chunk)
 
     def _extend(self, req: Req) -> None:
-        lengths = torch.tensor([req.extend_end])
-        batch = SimpleNamespace(
-            reqs=[req],
-            prefix_lens=[req.prefix_len],
-            extend_lens=[req.extend_len],
-            extend_num_tokens=req.extend_len,
-            seq_lens=lengths,
-            seq_lens_cpu=lengths,
-            device="cpu",
-            tree_cache=self.cache,
-            req_to_token_pool=self.pool,
-            hisparse_coordinator=None,
-            maybe_evict_swa=lambda: None,
-            is_dllm=lambda: False,
-        )
-        alloc_for_extend(batch)
-        self.check_row(req, req.prefix_len)
-        self._compute(req, req.prefix_len, req.extend_end)
+        alloc_for_extend(extend_batch(self, req))
+        self.compute(req, req.prefix_len, req.extend_end)
         if req.extend_end < len(req.full_untruncated_fill_ids):
             self.prefilling.append(req)
             return
@@ -219,34 +173,18 @@ class World:
             self.retract(reqs[-1])
             reqs = reqs[:-1]
         if reqs:
-            self._allocate_step(reqs)
-            for req in reqs:
-                self.check_row(req, req.kv.kv_committed_len - 1)
-                self._compute(req, req.kv.kv_committed_len - 1, req.kv.kv_committed_len)
+            self._step(reqs)
             self._land(reqs)
         return retracted
 
-    def _allocate_step(self, reqs: list[Req]) -> None:
-        lengths = torch.tensor([req.kv.kv_committed_len for req in reqs])
-        rows = torch.tensor([req.kv.req_pool_idx for req in reqs])
-        batch = SimpleNamespace(
-            reqs=reqs,
-            seq_lens=lengths,
-            seq_lens_cpu=lengths,
-            req_pool_indices=rows,
-            req_pool_indices_cpu=rows,
-            device="cpu",
-            tree_cache=self.cache,
-            req_to_token_pool=self.pool,
-            maybe_evict_swa=lambda: None,
-            model_config=SimpleNamespace(is_encoder_decoder=False),
-        )
-        alloc_for_decode_default(batch, 1)
+    def _step(self, reqs: list[Req]) -> None:
+        alloc_for_decode_default(decode_batch(self, reqs), 1)
+        for req in reqs:
+            self.compute(req, req.kv.kv_committed_len - 1, req.kv.kv_committed_len)
 
     def overshoot(self, req: Req) -> None:
         """Run the step that an overlapped scheduler has launched before it learns that the request has finished."""
-        self._allocate_step([req])
-        self._compute(req, req.kv.kv_committed_len - 1, req.kv.kv_committed_len)
+        self._step([req])
 
     def _decode_fits(self, reqs: list[Req]) -> bool:
         pages = sum(req.kv.kv_committed_len % self.page_size == 0 for req in reqs)
@@ -282,7 +220,7 @@ class World:
         self.pool.clear()
         self.allocator.clear()
 
-    # -- the stand-in for keys and values
+    # -- rows and what they read
 
     def holes_of(self, req: Req) -> np.ndarray:
         row = self.cache.rows.get(req.kv.req_pool_idx) if self.ours else None
@@ -291,27 +229,17 @@ class World:
     def row(self, req: Req, length: int) -> np.ndarray:
         return self.pool.req_to_token[req.kv.req_pool_idx, :length].numpy()
 
-    def _compute(self, req: Req, start: int, end: int) -> None:
+    def compute(self, req: Req, start: int, end: int) -> None:
+        """A forward pass over positions `[start, end)` of a request: it reads its row and writes the new tokens' KV."""
+        self.check_row(req, start)
         slots = self.row(req, end)[start:]
         assert (slots >= self.page_size).all(), f"{req.rid} writes KV to the dead page"
-        self.text[slots] = text_hashes((req.origin_input_ids + req.output_ids)[:end])[start:]
-        holes = self.holes_of(req)
-        if not np.array_equal(self.hole_sets[-1], holes):
-            self.hole_sets.append(holes)
-        self.behind[slots] = len(self.hole_sets) - 1 if len(holes) else 0
+        self.contents.write(slots, (req.origin_input_ids + req.output_ids)[:end], start, self.holes_of(req))
 
     def check_row(self, req: Req, length: int) -> None:
         """Every live slot of a row holds KV of the row's text, computed behind no hole that the row does not have."""
         holes = self.holes_of(req)
         live = np.ones(length, dtype=bool)
         live[holes] = False
-        self.check_slots(
-            self.row(req, length)[live], req.origin_input_ids + req.output_ids, np.flatnonzero(live), holes
-        )
-
-    def check_slots(self, slots: np.ndarray, tokens: Iterable[int], positions: np.ndarray, holes: np.ndarray) -> None:
-        wrong = self.text[slots] != text_hashes(tokens)[positions]
-        assert not wrong.any(), f"position {positions[wrong][0]} reads KV of another text"
-        for index in np.unique(self.behind[slots]):
-            foreign = np.setdiff1d(self.hole_sets[index], holes)
-            assert not len(foreign), f"KV computed behind a hole at {foreign[0]} is read by a row without it"
+        slots = self.row(req, length)[live]
+        self.contents.check(slots, req.origin_input_ids + req.output_ids, np.flatnonzero(live), holes)

@@ -1,13 +1,12 @@
 """A random life of the cache: sessions open, go on, fork, edit, run in parallel, prune, lose memory and are aborted.
 
-Every rule is one thing that a scheduler or a client may do next; after each, all invariants are checked. Tokens come from a tiny
-vocabulary, so that texts meet by chance.
+Every rule is one thing that a scheduler or a client may do next; after each, all invariants are checked. Tokens come
+from a tiny vocabulary, so that texts meet by chance.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -16,11 +15,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sglang.srt.managers.schedule_batch import Req
 
 from intentkv.apply.rows import NO_POSITIONS, page_floor
+from intentkv.engine.cache_events import RUNS_SHORT
+from intentkv.engine.cache_rows import session_of
 from tests.host.checks import check_text, check_world, drain
-from tests.host.world import World, publish_settings
+from tests.host.pools import publish_settings
+from tests.host.world import World
+from tests.property.totals import TOTALS
 
 publish_settings()
-TOTALS: Counter[str] = Counter()
 SEEDS = st.integers(min_value=1, max_value=1 << 16)
 PICKS = st.integers(min_value=0, max_value=1 << 16)
 SESSIONS = st.sampled_from(["a", "b", "c", "d", None])
@@ -34,7 +36,6 @@ class Turn:
     tokens: list[int]
     scope: tuple[str | None, str | None]
     quiet: bool = True  # nothing was evicted, and its session did nothing else, since it finished
-    users: set[str] = field(default_factory=set)
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -49,9 +50,8 @@ class CacheMachine(RuleBasedStateMachine):
     @initialize(seed=SEEDS)
     def start(self, seed: int) -> None:
         unit = self.page_size
-        self.world = World(
-            self.core, unit, self.size * unit, layout=self.layout, chunk=24 * unit, need_sort=self.need_sort
-        )
+        options = {"layout": self.layout, "chunk": 24 * unit, "need_sort": self.need_sort}
+        self.world = World(self.core, unit, self.size * unit, **options)
         self.world.decide = self.decide
         self.unit = max(1, unit // 4)  # tokens that texts are made of; a page is a few of them
         self.appetite: dict[str, int] = {}
@@ -59,18 +59,15 @@ class CacheMachine(RuleBasedStateMachine):
         self.turns: list[Turn] = []
         self.waiting: list[Req] = []
         self.texts: dict[tuple, list[int]] = {}
-        self.evicted = 0
         rng = np.random.default_rng(seed)
         self.systems = [rng.integers(0, 3, 20 * self.unit).tolist() for _ in range(2)]
         evict = self.world.cache._evict
 
         def counted(*args, **kwargs):
             result = evict(*args, **kwargs)
-            self.evicted += result.num_tokens_evicted
             if result.num_tokens_evicted:
                 TOTALS["evictions"] += 1
-                for turn in self.turns:
-                    turn.quiet = False
+                self.loud()
             return result
 
         self.world.cache._evict = counted
@@ -104,7 +101,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(pick=PICKS, seed=SEEDS, same=st.booleans(), session=SESSIONS)
     def fork_running(self, pick: int, seed: int, same: bool, session: str | None) -> None:
         req = self.world.running[pick % len(self.world.running)]
-        own = req.intentkv.session if hasattr(req, "intentkv") else None
+        own = session_of(req)
         text = list(req.origin_input_ids + req.output_ids)
         self.submit(own if same else session, text + self.words(seed, 8), (req.extra_key, req.cache_salt), seed)
 
@@ -193,6 +190,9 @@ class CacheMachine(RuleBasedStateMachine):
 
     def decide(self, req: Req, length: int) -> np.ndarray:
         """Blocks of random length, so that whole pages, parts of pages and single tokens are all asked for."""
+        free = self.world.allocator.available_size() + self.world.cache.evictable_size()
+        if free * RUNS_SHORT // 2 < self.world.size:
+            self.loud()  # an event may take what others have left: the pool runs short
         seed = self.appetite.get(req.rid, 0)
         if seed % 3 == 0:
             return NO_POSITIONS
@@ -219,15 +219,18 @@ class CacheMachine(RuleBasedStateMachine):
         if req.finished():
             self.finished(req)
 
+    def loud(self, session: str | None = None) -> None:
+        """From now on finished turns, all or those of one session, may have lost something."""
+        for turn in self.turns:
+            turn.quiet &= session is not None and turn.session != session
+
     def disturb(self, req: Req) -> None:
         """The request's session has moved on: its earlier turns may have given way."""
-        session = req.intentkv.session if hasattr(req, "intentkv") else None
-        for turn in self.turns:
-            if session is not None and turn.session == session:
-                turn.quiet = False
+        if session_of(req) is not None:
+            self.loud(session_of(req))
 
     def finished(self, req: Req) -> None:
-        session = req.intentkv.session if hasattr(req, "intentkv") else None
+        session = session_of(req)
         self.disturb(req)
         tokens = list(req.origin_input_ids + req.output_ids)
         self.texts[(req.extra_key, req.cache_salt), tuple(tokens)] = tokens
@@ -235,8 +238,6 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def everything_holds(self) -> None:
-        if not hasattr(self, "world"):
-            return
         TOTALS["steps"] += 1
         check_world(self.world)
         for (scope, _), tokens in list(self.texts.items())[-24:]:
@@ -248,8 +249,6 @@ class CacheMachine(RuleBasedStateMachine):
             self.holes[req.rid, req.retraction_count] = holes
 
     def teardown(self) -> None:
-        if not hasattr(self, "world"):
-            return
         for req in self.world.running + self.world.prefilling:
             self.world.abort(req)
         TOTALS.update(self.world.cache.stats())

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.property.machine import TOTALS, CacheMachine
+from tests.property.machine import CacheMachine
+from tests.property.totals import TOTALS
 
 CONFIGURATIONS = [
     ("rust", 1, "reclaim", False),
@@ -18,6 +19,9 @@ CONFIGURATIONS = [
 
 @pytest.mark.parametrize(("core", "page_size", "layout", "need_sort"), CONFIGURATIONS)
 def test_reclaim_machine(core: str, page_size: int, layout: str, need_sort: bool) -> None:
-    chosen = dict(core=core, page_size=page_size, layout=layout, need_sort=need_sort)
+    before = TOTALS.copy()
+    chosen = {"core": core, "page_size": page_size, "layout": layout, "need_sort": need_sort}
     run_state_machine_as_test(type("Machine", (CacheMachine,), chosen), settings=settings())
-    print(dict(TOTALS))
+    for count in ("steps", "events", "dropped", "evictions", "retractions", "aborts", "full hits"):
+        assert TOTALS[count] > before[count], f"the machine has met no {count}: it tests nothing"
+    assert (TOTALS["freed"] > before["freed"]) == (layout == "reclaim")

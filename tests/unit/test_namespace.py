@@ -1,0 +1,112 @@
+"""Positions, segments, records and the guard: the host-side arithmetic behind a pruned session's namespace."""
+
+import numpy as np
+import pytest
+
+from intentkv.apply.guard import SharedText
+from intentkv.apply.namespace import NamespaceNames, Segment, entry_ids
+from intentkv.apply.rows import NO_POSITIONS, common_prefix, droppable, live_positions, tombstones
+from intentkv.engine.session_records import BRANCHES, Record, SessionRecords
+
+
+def positions(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_tombstones_lie_in_the_dead_page_and_keep_page_arithmetic(page_size: int) -> None:
+    marks = tombstones(np.arange(4 * page_size), page_size)
+    assert (marks < page_size).all()
+    assert ((marks + 1) % page_size == np.arange(1, 4 * page_size + 1) % page_size).all()
+
+
+def test_droppable_keeps_the_page_of_the_last_token() -> None:
+    everything = np.arange(100)
+    assert droppable(everything, NO_POSITIONS, 33, 16).tolist() == list(range(32))
+    assert droppable(everything, NO_POSITIONS, 32, 16).tolist() == list(range(16))
+    assert droppable(everything, NO_POSITIONS, 3, 1).tolist() == [0, 1]
+    assert droppable(everything, NO_POSITIONS, 0, 16).tolist() == []
+
+
+def test_droppable_takes_whole_pages_once() -> None:
+    wanted = np.concatenate((np.arange(15, 33), np.arange(48, 64)))[::-1]
+    assert droppable(wanted, NO_POSITIONS, 100, 16).tolist() == [*range(16, 32), *range(48, 64)]
+    assert droppable(wanted, np.arange(16, 32), 100, 16).tolist() == list(range(48, 64))
+    assert droppable(positions(5, 3, -1, 5), positions(3), 100, 1).tolist() == [5]
+
+
+def test_live_positions_count_only_holes_inside() -> None:
+    assert live_positions(4, 10, positions(1, 4, 7, 12)).tolist() == [5, 6, 8, 9]
+    assert live_positions(4, 4, positions(4)).tolist() == []
+
+
+def test_namespace_entries_name_position_and_token() -> None:
+    tokens = positions(7, 7, 7, 7)
+    ids = entry_ids(positions(0, 2, 3), tokens)
+    assert len(set(ids)) == 3, "equal tokens at different positions are different entries"
+    assert min(ids) >= 1 << 32, "no key of plain token ids may match an entry"
+    assert ids[1:] == entry_ids(positions(2, 3), tokens)
+
+
+def test_namespace_admits_only_its_own_holes() -> None:
+    segment = Segment("n", 4, 12, positions(6), positions(1, 6))
+    assert segment.positions().tolist() == [4, 5, 7, 8, 9, 10, 11]
+    assert segment.admits(positions(1, 6))
+    assert not segment.admits(positions(6)) and not segment.admits(positions(1, 6, 9))
+    cut = segment.cut(6)
+    assert cut.positions().tolist() == [4, 5] and cut.admits(positions(1))
+    assert Segment.of_text(8).admits(NO_POSITIONS) and not Segment.of_text(8).admits(positions(2))
+
+
+def test_namespace_names_are_never_used_twice() -> None:
+    names = NamespaceNames()
+    assert len({names.fresh() for _ in range(100)}) == 100
+
+
+def test_guard_finds_the_longest_shared_beginning_of_others() -> None:
+    guard = SharedText()
+    guard.note("a", None, positions(1, 2, 3, 4, 5))
+    guard.note("b", None, positions(1, 2, 3, 9))
+    guard.note("other tenant", "salt", positions(1, 2, 3, 4, 5))
+    assert guard.shared("c", None, positions(1, 2, 3, 4, 6), beyond=0) == 4
+    assert guard.shared("a", None, positions(1, 2, 3, 4, 5), beyond=0) == 3
+    assert guard.shared("a", None, positions(1, 2, 3, 4, 5), beyond=4) == 4
+    guard.forget("b")
+    assert guard.shared("a", None, positions(1, 2, 3, 4, 5), beyond=1) == 1
+
+
+def test_guard_forgets_whom_it_has_not_seen_for_longest() -> None:
+    guard = SharedText(max_users=2)
+    for user in "abac":
+        guard.note(user, None, positions(*map(ord, user * 4)))
+    assert guard.shared("x", None, positions(*map(ord, "bbbb")), beyond=0) == 0
+    assert guard.shared("x", None, positions(*map(ord, "aaaa")), beyond=0) == 4
+
+
+def record(*tokens: int, scope: str = "s") -> Record:
+    return Record(scope, np.array(tokens, dtype=np.int32), NO_POSITIONS, ())
+
+
+def test_session_records_keep_texts_that_went_another_way() -> None:
+    records = SessionRecords()
+    one, longer, branch = record(1, 2), record(1, 2, 3), record(1, 4)
+    for each in (one, longer, branch):
+        records.note("s", each)
+    assert records.of("s") == (branch, longer), "a continued text is replaced, a branch is kept"
+    for last in range(10, 20):
+        records.note("s", record(last))
+    assert len(records.of("s")) == BRANCHES
+    assert records.of("unknown") == ()
+
+
+def test_session_records_are_bounded() -> None:
+    records = SessionRecords(max_sessions=2)
+    for session in ("a", "b", "a", "c"):
+        records.note(session, record(1))
+    assert len(records) == 2 and records.of("b") == () and records.of("a")
+
+
+def test_common_prefix() -> None:
+    assert common_prefix(positions(1, 2, 3), positions(1, 2)) == 2
+    assert common_prefix(positions(1, 2, 3), positions(1, 5, 3)) == 1
+    assert common_prefix(positions(), positions(1)) == 0
