@@ -76,13 +76,11 @@ class SlotLedger:
         Raises:
             LedgerError: on a CPU pool. On an accelerator the fault is counted.
         """
-        if len(slots) == 0:
-            return
         going = torch.zeros(self._pages + 1, dtype=torch.bool, device=self._device)
         going[self._pages_of(slots)] = True
         used = torch.arange(rows.shape[1], device=self._device) < lengths[:, None]
-        mapped = going[self._pages_of(rows)] & used
-        self._report(mapped, f"{by}: slots to be freed are mapped by another row")
+        mapped = (going[self._pages_of(rows)] & used).any(dim=1)
+        self._report(mapped, lambda i: f"{by}: slots to be freed are mapped by another row, the {i}. of {len(rows)}")
 
     def audit(self, free: torch.Tensor, tree: torch.Tensor, private: Mapping[str, torch.Tensor]) -> list[str]:
         """Count every page's owners and compare them with the book. Waits for the device.
@@ -122,26 +120,23 @@ class SlotLedger:
         """The pages of `slots` that hold whole pages in page order, each once."""
         return self._pages_of(slots[:: self._page_size])
 
-    def _report(self, wrong: torch.Tensor, message: str) -> None:
-        if self._device.type == "cpu":
-            if bool(wrong.any()):
-                raise LedgerError(message)
-        else:
+    def _report(self, wrong: torch.Tensor, message: Callable[[int], str]) -> None:
+        """Refuse on a CPU pool, count elsewhere. `wrong` is `[n]` bool; `message` gets the index of the first fault."""
+        if self._device.type != "cpu":
             self._wrong += wrong.sum()
+        elif bool(wrong.any()):
+            raise LedgerError(message(int(wrong.to(torch.uint8).argmax())))
 
     def _check_free(self, pages: torch.Tensor, repeats_allowed: bool) -> None:
         state = self._owner[pages]
-        wrong = state != HELD
-        if self._device.type == "cpu" and bool(wrong.any()):
-            first = int(wrong.to(torch.uint8).argmax())
-            raise LedgerError(
-                f"free of page {int(pages[first])}: expected a held page, but it is {_STATES[int(state[first])]}"
-            )
-        self._report(wrong, "unreachable on a CPU pool")
+        self._report(
+            state != HELD,
+            lambda i: f"free of page {int(pages[i])}: expected a held page, but it is {_STATES[int(state[i])]}",
+        )
         if not repeats_allowed:
             order = torch.arange(len(pages), device=self._device)
             self._stamp[pages] = order  # of two equal pages only one stamp survives
-            self._report(self._stamp[pages] != order, "one page stands twice in one free")
+            self._report(self._stamp[pages] != order, lambda i: f"page {int(pages[i])} stands twice in one free")
         self._owner[pages] = FREE
 
     def _after_alloc(self, alloc: Callable[..., torch.Tensor | None]) -> Callable[..., torch.Tensor | None]:

@@ -19,12 +19,12 @@ from intentkv.apply.rows import NO_POSITIONS, common_prefix, live_positions, mer
 from intentkv.engine.cache_paths import PathNode, match_entries
 from intentkv.engine.cache_withdraw import withdraw
 
-RUNS_SHORT: Final = 16  # a pool of which less than one part in so many can be allocated
-
 if TYPE_CHECKING:
     from intentkv.engine.cache import IntentKVRadixCache
     from intentkv.engine.cache_rows import Row
     from intentkv.engine.session_records import Record
+
+RUNS_SHORT: Final = 16  # a pool of which less than one part in so many can be allocated
 
 
 def file_tail(cache: IntentKVRadixCache, row: Row, up_to: int) -> None:
@@ -76,20 +76,18 @@ def apply_drop(cache: IntentKVRadixCache, row: Row, drop: np.ndarray) -> int:
     row.req.lock = None
     path, nodes, positions, slots = _withdraw_row(cache, row, tokens, cut)
     dead = np.isin(positions, row.holes) & (cache.layout == "reclaim")
-    freed = int(dead.sum())
-    _free(cache, row, slots[torch.from_numpy(dead).to(slots.device)])
+    _free(cache, row, _take(slots, dead))
     start = path[-1].end if path else 0
     if start < end:
         survivors = positions[~dead]
         missing = np.setdiff1d(np.arange(start, end), survivors, assume_unique=True)
         segment = Segment(cache.names.fresh(), start, end, missing, row.holes)
-        kept = slots[torch.from_numpy(~dead).to(slots.device)]
-        path, nodes = (*path, segment), (*nodes, _insert(cache, row, segment, survivors, kept, 0))
+        path, nodes = (*path, segment), (*nodes, _insert(cache, row, segment, survivors, _take(slots, ~dead), 0))
     pool = cache.req_to_token_pool
     marks = torch.from_numpy(tombstones(drop, cache.page_size)).to(pool.device, torch.int32)
     pool.write((row.index, torch.from_numpy(drop).to(pool.device)), marks)
     _settle(cache, row, path, nodes)
-    return freed
+    return int(dead.sum())
 
 
 def _first_to_go(cache: IntentKVRadixCache, row: Row, tokens: np.ndarray) -> int:
@@ -207,8 +205,15 @@ def _settle(cache: IntentKVRadixCache, row: Row, path: tuple[Segment, ...], node
         cache.touch_prefix(_text_key(row, row.tokens()[: path[0].end]))
 
 
+def _take(slots: torch.Tensor, chosen: np.ndarray) -> torch.Tensor:
+    """The `chosen` `[n]` bool of `slots` `[n]`. A mask on the device would make the host wait to learn its length."""
+    return slots[torch.from_numpy(np.flatnonzero(chosen)).to(slots.device)]
+
+
 def _free(cache: IntentKVRadixCache, row: Row, slots: torch.Tensor) -> None:
     """Free whole pages of `slots`, `[n]` int64, which no tree path and no other row may reach."""
+    if not len(slots):
+        return
     table = cache.req_to_token_pool.req_to_token
     used = {index: req.kv.kv_allocated_len for index, req in cache.running.items() if index != row.index}
     if used:

@@ -45,7 +45,8 @@ def open_request(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: 
     if not settings.enabled:
         return
     ids = np.asarray(req.origin_input_ids, dtype=np.int64)
-    spans = find_spans(ids, runtime.current().format)
+    active = runtime.current()
+    spans = find_spans(ids, active.format)
     key = session_key(
         session_id=settings.session,
         span_tokens=ids[slice(*settings.span)] if settings.span else None,
@@ -64,7 +65,8 @@ def open_request(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: 
         prompt_tokens=len(ids),
     )
     req.intentkv = state
-    runtime.current().states[req.rid] = state
+    active.states[req.rid] = state
+    active.unaudited += 1
 
 
 def forget_progress(result: None, req: Any) -> None:

@@ -43,8 +43,10 @@ class Runtime:
         self.settings = settings
         self.states: WeakValueDictionary[str, RequestState] = WeakValueDictionary()
         self.running_plan: Any = None
+        self.unaudited = 0  # requests opened since the ledger was last audited
+        self.cache: Any = scheduler.tree_cache
         self.memory = QueryMemory(settings.memory_decay, settings.max_sessions)
-        self.metrics = create_metrics(scheduler.tree_cache, get_observability().enable_metrics)
+        self.metrics = create_metrics(self.cache, get_observability().enable_metrics)
         self._scorers: dict[str, Scorer] = {}
         self.format = message_format(scheduler.tokenizer, scheduler.server_args.chat_template)
         self._rows: Tensor = scheduler.req_to_token_pool.req_to_token
@@ -52,14 +54,11 @@ class Runtime:
         self.page_size: int = scheduler.page_size
         self._chunk: int | None = scheduler.chunked_prefill_size
         self._layers: int = runner.model_config.num_hidden_layers
-        self._connect(scheduler.tree_cache, runner.attn_backend)
-
-    def _connect(self, cache: Any, backend: Any) -> None:
         views = LiveViews(self._rows)
-        cache.views = views
-        cache.decide = self.decide
-        cache.peak = self.peak
-        backend.views = views
+        self.cache.views = views
+        self.cache.decide = self.decide
+        self.cache.peak = self.peak
+        runner.attn_backend.views = views
 
     def score(self, state: RequestState, row: int, length: int, seen: QueryMean) -> None:
         """Score the live history of one request after a prefill forward; keeps the result in `state.pending`.
@@ -68,10 +67,14 @@ class Runtime:
             row: row of `req_to_token`. length: logical tokens now in it. seen: the queries this forward observed.
         """
         begin = time.perf_counter()
-        query = (state.query or seen).mean()
-        memory = self._memory_after(state, query, turn_is_complete=length >= state.prompt_tokens)
         forced = self._forced(state, length)
-        if not droppable(forced, state.holes, state.budget, self.settings.trigger):
+        due = droppable(forced, state.holes, state.budget, self.settings.trigger) > 0
+        turn_is_complete = length >= state.prompt_tokens
+        if not due and not turn_is_complete:
+            return
+        query = (state.query or seen).mean()
+        memory = self._memory_after(state, query, turn_is_complete)
+        if not due:
             return
         positions = torch.from_numpy(candidates(forced, state.holes))
         scores = self._scorer(state.scorer).score(
