@@ -45,9 +45,8 @@ def _report_if_finished(req: Any) -> dict[str, Any] | None:
     state = getattr(req, KEY, None)
     if state is None or not req.finished():
         return None
-    told = report(req, state)
-    runtime.current().metrics.finished(state, told["live_tokens"])
-    return told
+    runtime.current().metrics.finished(state)
+    return report(req, state)
 
 
 def take_report(

@@ -55,6 +55,7 @@ class IntentKVRadixCache(UnifiedRadixCache):
             computed in chunks, with an event after each. Lets prompts in that are larger than the pool (see
             `admission`).
         views: told whenever a row's holes change.
+        on_reset: called when everything was forgotten, so that what is kept elsewhere for sessions ends with it.
         records: what sessions have left for their next turn.
         rows: sessions' running requests; `running`: every request that holds a row. Both by row.
     """
@@ -63,6 +64,7 @@ class IntentKVRadixCache(UnifiedRadixCache):
     decide: Callable[[Req, int], np.ndarray] | None = None
     peak: Callable[[Req, int], int] | None = None
     views: LiveViews | None = None
+    on_reset: Callable[[], None] | None = None
 
     def __init__(self, params: CacheInitParams) -> None:
         self.records = SessionRecords()
@@ -81,6 +83,8 @@ class IntentKVRadixCache(UnifiedRadixCache):
                 self.views.clear(index)
         for known in (self.records, self.guard, self.rows, self.running):
             known.clear()
+        if self.on_reset is not None:
+            self.on_reset()
 
     # -- what a session finds: asked many times before admission, so free of effects other than recency
 
@@ -232,8 +236,9 @@ class IntentKVRadixCache(UnifiedRadixCache):
         self.guard.forget(("session", session))
 
     def stats(self) -> dict[str, int]:
-        """Sessions remembered now; events, dropped positions, freed slots and lost namespaces since the start."""
-        return {"sessions": len(self.records), **self._counts}
+        """Sessions remembered now and their live tokens; events, dropped positions, freed slots and lost namespaces
+        since the start."""
+        return {"sessions": len(self.records), "live_tokens": self.records.live_tokens(), **self._counts}
 
     def audit(self) -> list[str]:
         """What is wrong with the ownership of slots, one line each. Waits for the device."""

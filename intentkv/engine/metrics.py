@@ -12,14 +12,14 @@ class Metrics(Protocol):
 
     def scored(self, seconds: float) -> None: ...
 
-    def finished(self, state: RequestState, live_tokens: int) -> None: ...
+    def finished(self, state: RequestState) -> None: ...
 
 
 class NoMetrics:
     def scored(self, seconds: float) -> None:
         pass
 
-    def finished(self, state: RequestState, live_tokens: int) -> None:
+    def finished(self, state: RequestState) -> None:
         pass
 
 
@@ -51,14 +51,14 @@ class PrometheusMetrics:
     def scored(self, seconds: float) -> None:
         self._score.observe(seconds)
 
-    def finished(self, state: RequestState, live_tokens: int) -> None:
+    def finished(self, state: RequestState) -> None:
         if state.events:
             self._events.labels(scorer=state.scorer).inc(state.events)
         self._dropped.inc(state.dropped)
         self._freed.inc(state.freed)
         self._reused.inc(state.reused_prefix_tokens)
-        self._live.set(live_tokens)
         stats = self._cache.stats()
+        self._live.set(stats["live_tokens"])
         self._sessions.set(stats["sessions"])
         self._evicted.inc(stats["namespaces_evicted"] - self._evicted_before)
         self._evicted_before = stats["namespaces_evicted"]

@@ -58,6 +58,7 @@ class Runtime:
         self.cache.views = views
         self.cache.decide = self.decide
         self.cache.peak = self.peak
+        self.cache.on_reset = self.memory.clear
         runner.attn_backend.views = views
 
     def score(self, state: RequestState, row: int, length: int, seen: QueryMean) -> None:

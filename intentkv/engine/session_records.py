@@ -63,6 +63,10 @@ class SessionRecords:
     def clear(self) -> None:
         self._sessions.clear()
 
+    def live_tokens(self) -> int:
+        """Live tokens of the newest text of every session; what of it was evicted since is not known here."""
+        return sum(len(texts[0].tokens) - len(texts[0].holes) for texts in self._sessions.values() if texts)
+
     def __len__(self) -> int:
         return len(self._sessions)
 
