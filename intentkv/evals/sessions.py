@@ -14,16 +14,9 @@ Message = dict[str, str]  # role, content
 
 @dataclass(frozen=True)
 class Kind:
-    """One form of fact about a subject.
+    """Something that has a value in this world: `what` ("code for the side gate"), and how an unpredictable one is drawn."""
 
-    Attributes:
-        statement: a sentence with {subject} and {value}.
-        question: asks for the value, with {subject}.
-        draw: makes an unpredictable value.
-    """
-
-    statement: str
-    question: str
+    what: str
     draw: Callable[[random.Random], str]
 
 
@@ -34,8 +27,7 @@ class Family:
     Attributes:
         system: the system prompt.
         tool, titles: the tool's name, and the kinds of record it loads ("morning intake ledger").
-        subjects: what facts are about; each has one fact per session.
-        kinds: the forms of facts.
+        kinds: what facts are about; each comes up at most once in a session.
         openings, actions, reasons, closings: parts that a sentence of filler is made of.
     """
 
@@ -43,7 +35,6 @@ class Family:
     system: str
     tool: str
     titles: tuple[str, ...]
-    subjects: tuple[str, ...]
     kinds: tuple[Kind, ...]
     openings: tuple[str, ...]
     actions: tuple[str, ...]
@@ -53,12 +44,20 @@ class Family:
 
 @dataclass(frozen=True)
 class Fact:
-    """What a record says about `subject`, and the turn (from 1) in which the session first shows it."""
+    """`what` has `value`; a record shows it in turn `turn` (from 1)."""
 
-    statement: str
-    question: str
+    what: str
     value: str
-    turn: int = 0
+    turn: int
+
+    @property
+    def statement(self) -> str:
+        """As a record puts it: said and confirmed, because SmolLM2 rarely finds what was said once 3k tokens ago."""
+        return f"The {self.what} is {self.value}. To confirm, the {self.what} is {self.value}."
+
+    @property
+    def question(self) -> str:
+        return f"What is the {self.what}?"
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ class Session:
 
 
 def make_session(
-    family: Family, seed: int, *, records: int = 5, late: int = 5, facts: int = 4, filler: int = 22
+    family: Family, seed: int, *, records: int = 5, late: int = 5, facts: int = 4, filler: int = 14
 ) -> Session:
     """A session of `records` turns that each load a record and ask, then `late` turns that only ask.
 
@@ -97,7 +96,7 @@ def make_session(
     question that repeats the first.
     """
     draw = random.Random(f"{family.name} {seed}")
-    subjects = draw.sample(family.subjects, records * facts)
+    kinds = draw.sample(family.kinds, records * facts)
     told: list[Fact] = []
     asked: list[Fact] = []
     turns: list[Turn] = []
@@ -105,7 +104,7 @@ def make_session(
     for number in range(1, records + late + 1):
         messages: list[Message] = []
         if number <= records:
-            new = [_fact(family, subjects.pop(), draw, number) for _ in range(facts)]
+            new = [Fact(kind.what, kind.draw(draw), number) for kind in (kinds.pop() for _ in range(facts))]
             messages += _load(family, number, new, filler, draw)
             told += new
         open_facts = [f for f in told if f not in asked and (f.turn < number or number == 1)]
@@ -119,12 +118,6 @@ def make_session(
 def is_right(answer: str, expected: str) -> bool:
     """Whether `answer` contains `expected`, whatever the case."""
     return expected.lower() in answer.lower()
-
-
-def _fact(family: Family, subject: str, draw: random.Random, turn: int) -> Fact:
-    kind = draw.choice(family.kinds)
-    value = kind.draw(draw)
-    return Fact(kind.statement.format(subject=subject, value=value), kind.question.format(subject=subject), value, turn)
 
 
 def _load(family: Family, number: int, facts: list[Fact], filler: int, draw: random.Random) -> list[Message]:
@@ -160,13 +153,18 @@ def amount(draw: random.Random) -> str:
 
 
 def person(draw: random.Random) -> str:
-    """A surname out of forty, none of which is a subject of a family."""
+    """A surname out of thirty."""
     return draw.choice(SURNAMES)
 
 
-SURNAMES = tuple(
-    "Abernathy Bellweather Castellan Drummond Eastwick Farrow Galloway Hathersage Ingleby Jarrow Kingsley Lockhart "
-    "Merriman Northcott Okafor Pemberton Quintero Ravenhill Silverlake Tremaine Underwood Vandermeer Whitlock Yarborough "
-    "Zimmerman Ashgrove Blackwood Cranfield Dunmore Ellsworth Fairbanks Greenhalgh Holloway Islington Kirkwall Langford "
-    "Marchetti Novak Oduya Prescott".split()
+def digits(draw: random.Random) -> str:
+    """Four digits: an extension, a combination."""
+    return str(draw.randrange(1000, 10000))
+
+
+SURNAMES = (
+    *("Abernathy", "Bellweather", "Castellan", "Drummond", "Eastwick", "Farrow", "Galloway", "Hathersage", "Ingleby"),
+    *("Jarrow", "Kingsley", "Lockhart", "Merriman", "Northcott", "Okafor", "Pemberton", "Quintero", "Ravenhill"),
+    *("Tremaine", "Underwood", "Vandermeer", "Whitlock", "Yarborough", "Zimmerman", "Ashgrove", "Blackwood"),
+    *("Cranfield", "Dunmore", "Ellsworth", "Fairbanks"),
 )

@@ -1,6 +1,6 @@
-"""The operations room of a small hosting company: which service got what, who is on call, what a change costs."""
+"""The operations room of a small hosting company: tags, costs and people around machines and services."""
 
-from intentkv.evals.sessions import Family, Kind, amount, code, person
+from intentkv.evals.sessions import Family, Kind, amount, code, digits, person
 
 OPERATIONS_LOG = Family(
     name="operations-log",
@@ -19,20 +19,31 @@ OPERATIONS_LOG = Family(
         "security rounds log",
         "backup verification sheet",
     ),
-    subjects=tuple(
-        f"the {word} service"
-        for word in (
-            "checkout|billing|search|thumbnail|mailer|catalog|session|gateway|ledger|replica|scheduler|webhook|archive|"
-            "invoice|geocoding|telemetry|avatar|export|sitemap|voucher|inbox|translation|payout|audit|calendar|"
-            "recommendation|upload|heartbeat|consent|pricing|routing|reporting|feedback|newsletter|directory|quota|"
-            "streaming|profile|wishlist|survey"
-        ).split("|")
-    ),
     kinds=(
-        Kind("The rollback tag for {subject} is {value}.", "What is the rollback tag for {subject}?", code),
-        Kind("The engineer on call for {subject} is {value}.", "Who is the engineer on call for {subject}?", person),
-        Kind("The monthly cost of {subject} is {value}.", "What is the monthly cost of {subject}?", amount),
-        Kind("The rack that hosts {subject} is {value}.", "Which rack hosts {subject}?", code),
+        Kind("rollback tag for the checkout service", code),
+        Kind("case number at the network vendor", code),
+        Kind("asset tag of the tape robot", code),
+        Kind("branch of the billing hotfix", code),
+        Kind("rack of the search cluster", code),
+        Kind("fingerprint of the jump host", code),
+        Kind("voucher for the cloud credits", code),
+        Kind("door code of the battery room", code),
+        Kind("price of the new firewall", amount),
+        Kind("monthly cost of the archive", amount),
+        Kind("penalty for the Sunday outage", amount),
+        Kind("invoice for the diesel delivery", amount),
+        Kind("refund from the transit provider", amount),
+        Kind("budget for the load test", amount),
+        Kind("cost of the expired domain", amount),
+        Kind("fee for the security audit", amount),
+        Kind("engineer on call for payments", person),
+        Kind("contact at the power company", person),
+        Kind("owner of the legacy printer queue", person),
+        Kind("lead of the storage upgrade", person),
+        Kind("port of the metrics exporter", digits),
+        Kind("extension of the control room", digits),
+        Kind("speed of the exhaust fan", digits),
+        Kind("channel of the incident radio", digits),
     ),
     openings=(
         "The duty engineer",

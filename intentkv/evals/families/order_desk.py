@@ -1,6 +1,6 @@
-"""The order desk of a furniture warehouse: who collects what, with which code, from where."""
+"""The order desk of a furniture warehouse: codes, amounts and people around deliveries and repairs."""
 
-from intentkv.evals.sessions import Family, Kind, amount, code, person
+from intentkv.evals.sessions import Family, Kind, amount, code, digits, person
 
 ORDER_DESK = Family(
     name="order-desk",
@@ -19,18 +19,29 @@ ORDER_DESK = Family(
         "carrier exchange file",
         "stock count protocol",
     ),
-    subjects=tuple(
-        "Mira Voss|Tobias Lindqvist|Amara Osei|Henrik Dahl|Priya Raman|Lucia Ferrante|Yusuf Demir|Clara Whitfield|"
-        "Mateo Salgado|Ingrid Solberg|Kofi Mensah|Nadia Petrova|Oscar Brandt|Leila Haddad|Samuel Okoro|Greta Nyman|"
-        "Rafael Pinto|Hana Kobayashi|Dmitri Orlov|Elena Vargas|Jonas Keller|Aisha Bello|Viktor Szabo|Camille Laurent|"
-        "Anton Brekke|Sofia Marin|Ravi Chandran|Freya Holm|Pedro Alvim|Noor Rahman|Stefan Kovac|Bridget Malone|"
-        "Tariq Aziz|Monika Wolf|Declan Byrne|Yara Costa|Emil Strand|Zofia Nowak|Hugo Bernard|Keiko Tanaka".split("|")
-    ),
     kinds=(
-        Kind("The pickup code for {subject} is {value}.", "What is the pickup code for {subject}?", code),
-        Kind("The deposit paid by {subject} was {value}.", "How much was the deposit paid by {subject}?", amount),
-        Kind("The crate of {subject} has the label {value}.", "What label does the crate of {subject} have?", code),
-        Kind("The driver assigned to {subject} is {value}.", "Who is the driver assigned to {subject}?", person),
+        Kind("code for the side gate", code),
+        Kind("claim number for the broken mirror", code),
+        Kind("label on the blue crate", code),
+        Kind("release number of the harbour container", code),
+        Kind("voucher for the hotel guests", code),
+        Kind("reference of the bank transfer", code),
+        Kind("permit for the street parking", code),
+        Kind("ticket for the lost umbrella", code),
+        Kind("price of the velvet armchair", amount),
+        Kind("deposit for the oak table", amount),
+        Kind("repair bill for the forklift", amount),
+        Kind("refund for the cracked vase", amount),
+        Kind("cost of the new awning", amount),
+        Kind("fine for the blocked driveway", amount),
+        Kind("rent of the corner garage", amount),
+        Kind("inspector from the insurance company", person),
+        Kind("painter of the large mural", person),
+        Kind("new owner of the piano", person),
+        Kind("combination of the office safe", digits),
+        Kind("telephone extension of the workshop", digits),
+        Kind("membership number of the choir", digits),
+        Kind("mileage of the delivery van", digits),
     ),
     openings=(
         "The forklift operator",
