@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
 import tempfile
 from pathlib import Path
@@ -31,13 +32,19 @@ def main() -> int:
     parser.add_argument("--agents", type=int, default=8, help="concurrent agents, one session each (default: 8)")
     parser.add_argument("--pool", default="quarter", help="quarter, ample, or a number of tokens (default: quarter)")
     parser.add_argument("--budget", default="25%", help="--intentkv-budget of our side (default: 25%%)")
+    parser.add_argument("--records", type=int, default=5, help="turns that load a record (default: 5)")
+    parser.add_argument("--late", type=int, default=5, help="turns after them that only ask (default: 5)")
     parser.add_argument("--seed", type=int, default=100, help="seed of the first session (default: 100)")
     parser.add_argument("--model", type=Path, help="model folder (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stopped by `kill` as by Ctrl-C: the server stops first
     model = arguments.model or model_path()
     families = list(FAMILIES.values())
-    sessions = [make_session(families[n % len(families)], arguments.seed + n) for n in range(arguments.agents)]
+    sessions = [
+        make_session(families[n % len(families)], arguments.seed + n, records=arguments.records, late=arguments.late)
+        for n in range(arguments.agents)
+    ]
     full = sum(final_tokens(session, model) for session in sessions)
     pool = {"quarter": full // 4, "ample": 2 * full}.get(arguments.pool) or int(arguments.pool)
     console.print(f"{len(sessions)} agents, {full} tokens of full KV, pool of {pool} tokens")
@@ -81,7 +88,9 @@ def run(name: str, sessions: list[Session], model: Path, flags: list[str]) -> Lo
         task = progress.add_task(f"{name}: starting", total=turns)
         with running_server(model, flags, Path(folder) / "server.log") as server:
             progress.update(task, description=name)
-            return play_together(sessions, server.url, finished=lambda: progress.advance(task))
+            result = play_together(sessions, server.url, finished=lambda: progress.advance(task))
+    console.print(f"{name}: {len(result.turns)} turns in {result.seconds:.0f} s")
+    return result
 
 
 def figures(result: LoadResult) -> dict[str, float]:

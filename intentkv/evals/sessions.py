@@ -1,7 +1,7 @@
 """Generated agent sessions: an agent loads records through a tool, and is asked about them turns later.
 
 A session is fixed by (family, seed). Which facts are asked, and when, is drawn from the seed, so nothing in a record tells
-what will be needed; every record also holds facts of the same form that nobody asks for.
+what will be needed; more than half of the facts that the records hold are never asked for.
 """
 
 import itertools
@@ -91,7 +91,7 @@ def make_session(
 ) -> Session:
     """A session of `records` turns that each load a record and ask, then `late` turns that only ask.
 
-    A record holds `facts` facts among `filler` sentences (about 600 tokens of SmolLM2 with the defaults). The first turn
+    A record holds `facts` facts among `filler` sentences (about 600 tokens of SmolLM2 with the defaults, 3k and more in all). The first turn
     asks about its own record, every later one about an earlier record; each fact is asked once, but for one late
     question that repeats the first.
     """
@@ -148,8 +148,8 @@ def code(draw: random.Random) -> str:
 
 
 def amount(draw: random.Random) -> str:
-    """Dollars and cents: `$183.40`."""
-    return f"${draw.randrange(20, 900)}.{draw.randrange(10) * 10 + draw.choice((0, 5)):02d}"
+    """Whole dollars: `$183`."""
+    return f"${draw.randrange(20, 1000)}"
 
 
 def person(draw: random.Random) -> str:

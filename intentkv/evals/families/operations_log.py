@@ -21,10 +21,8 @@ OPERATIONS_LOG = Family(
     ),
     kinds=(
         Kind("rollback tag for the checkout service", code),
-        Kind("case number at the network vendor", code),
         Kind("asset tag of the tape robot", code),
         Kind("branch of the billing hotfix", code),
-        Kind("rack of the search cluster", code),
         Kind("fingerprint of the jump host", code),
         Kind("voucher for the cloud credits", code),
         Kind("door code of the battery room", code),
@@ -33,7 +31,6 @@ OPERATIONS_LOG = Family(
         Kind("penalty for the Sunday outage", amount),
         Kind("invoice for the diesel delivery", amount),
         Kind("refund from the transit provider", amount),
-        Kind("budget for the load test", amount),
         Kind("cost of the expired domain", amount),
         Kind("fee for the security audit", amount),
         Kind("engineer on call for payments", person),
