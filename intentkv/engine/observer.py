@@ -73,9 +73,14 @@ def plan_forward(forward_batch: Any, states: Mapping[str, RequestState]) -> Forw
 def observe_forward(original: Callable[..., Any], runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Around ModelRunner.forward: plan before, score after. Before `attach` (warm-up, graph capture) it does nothing."""
     active = runtime.current_or_none()
-    plan = plan_forward(forward_batch, active.states) if active is not None else None
-    if active is None or plan is None:
+    if active is None:
         return original(runner, forward_batch, *args, **kwargs)
+    plan = plan_forward(forward_batch, active.states)
+    if plan is None:
+        output = original(runner, forward_batch, *args, **kwargs)
+        if forward_batch.forward_mode.is_decode():
+            score_decoding(active, forward_batch)
+        return output
     active.running_plan = plan
     try:
         output = original(runner, forward_batch, *args, **kwargs)
@@ -84,6 +89,14 @@ def observe_forward(original: Callable[..., Any], runner: Any, forward_batch: An
     for request in plan.watched:
         active.score(request.state, request.row, request.end, request.into)
     return output
+
+
+def score_decoding(active: runtime.Runtime, forward_batch: Any) -> None:
+    """Score requests that have generated enough for another event; the lengths alone say which, and cost nothing."""
+    for index, (rid, length) in enumerate(zip(forward_batch.rids, forward_batch.seq_lens_cpu.tolist(), strict=True)):
+        state = active.states.get(rid)
+        if state is not None and state.memory is not None and length >= state.next_look:
+            active.score(state, int(forward_batch.req_pool_indices[index]), length, state.query)
 
 
 def observe_queries(backend: Any, q: Tensor, k: Tensor, v: Tensor, layer: Any, *args: Any, **kwargs: Any) -> None:

@@ -69,6 +69,14 @@ def open_request(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: 
     active.unaudited += 1
 
 
+def apply_while_decoding(result: None, processor: Any, batch: Any, outcome: Any) -> None:
+    """After a decode step's result was processed: apply the events whose scores are there."""
+    for req in batch.reqs:
+        state = getattr(req, "intentkv", None)
+        if state is not None and state.pending is not None:
+            runtime.current().cache.checkpoint_decoding(req)
+
+
 def forget_progress(result: None, req: Any) -> None:
     """A retracted request starts again: what it observed and scored ends here; its session's memory stays."""
     state = getattr(req, "intentkv", None)

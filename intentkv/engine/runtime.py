@@ -62,12 +62,13 @@ class Runtime:
         runner.attn_backend.views = views
 
     def score(self, state: RequestState, row: int, length: int, seen: QueryMean) -> None:
-        """Score the live history of one request after a prefill forward; keeps the result in `state.pending`.
+        """Score the live history of one request after a forward; keeps the result in `state.pending`.
 
         Args:
             row: row of `req_to_token`. length: logical tokens now in it. seen: the queries this forward observed.
         """
         begin = time.perf_counter()
+        state.next_look = length + self.settings.trigger
         forced = self._forced(state, length)
         due = droppable(forced, state.holes, state.budget, self.settings.trigger) > 0
         turn_is_complete = length >= state.prompt_tokens

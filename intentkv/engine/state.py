@@ -41,6 +41,7 @@ class RequestState:
     query: QueryMean = field(default_factory=QueryMean)
     memory: Tensor | None = None  # M_t of this turn, [L, H_q, D], once the query span has been observed
     pending: Pending | None = None
+    next_look: int = 0  # length at which a generation is looked at again for an event, tokens
     events: int = 0
     score_ms: float = 0.0
     holes: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))

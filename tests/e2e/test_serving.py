@@ -115,6 +115,14 @@ class TestPruning:
         status, _ = chat(intentkv_server, [{"role": "user", "content": "Hello"}])
         assert status == 200
 
+    def test_a_long_generation_shrinks_while_it_runs(self, intentkv_server: Server) -> None:
+        """400 tokens after a short prompt with room for 64: several events, and no more live than one event leaves."""
+        params = {"ignore_eos": True, "custom_params": {"intentkv_budget": 64}}
+        report = generate(intentkv_server, FILLER, 400, sampling_params=params)["meta_info"]["intentkv"]
+        assert report["events"] >= 3 and report["freed_slots"] > 150
+        forced, since_the_last_event = 4 + 128 + 64, 2 * 64
+        assert report["live_tokens"] <= 64 + forced + since_the_last_event
+
     def test_one_way_and_proved_turn_by_turn(self, intentkv_server: Server) -> None:
         """What is dropped stays dropped: counts never shrink, and the next turn reuses exactly what was live."""
         messages = [{"role": "system", "content": "You are a helpful assistant."}]
