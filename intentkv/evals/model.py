@@ -91,7 +91,9 @@ def tiny_checkpoint(
         num_key_value_heads=kv_heads,
         head_dim=32,
         max_position_embeddings=context,
-        tie_word_embeddings=True,
+        # Spread out and untied, so that what it says depends on all it has read; by default it would repeat one token.
+        tie_word_embeddings=False,
+        initializer_range=0.2,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

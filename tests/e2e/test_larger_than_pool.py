@@ -8,8 +8,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from intentkv.evals.families import FAMILIES
 from intentkv.evals.model import model_path, tiny_checkpoint
 from intentkv.evals.server import Server, running_server
+from intentkv.evals.sessions import is_right, make_session
 
 FILLER = "The quarterly review of the north depot was uneventful and the minutes were filed by the clerk. "
 FLAGS = [
@@ -43,33 +45,36 @@ def test_twelve_thousand_tokens_in_a_pool_of_four_thousand(tmp_path: Path, serve
     with running_server(model, flags, tmp_path / "server.log") as server:
         messages: list[dict[str, str]] = []
         for turn in range(7):
-            messages.append({"role": "user", "content": FILLER * (90 if turn < 6 else 1) + f"This was note {turn}."})
+            messages.append({"role": "user", "content": FILLER * (100 if turn < 6 else 1) + f"This was note {turn}."})
             status, answer = chat(server, messages, "walker")
             assert status == 200, answer
             messages.append({"role": "assistant", "content": "Noted."})
         _, report = answer
-        assert report["logical_tokens"] > 11_000
+        assert report["logical_tokens"] > 12_000
         assert report["live_tokens"] <= 1000 + 63 + 150  # budget, what is too little for an event, the forced tokens
         status, answer = chat(server, messages, "at once")
         assert status == 200, answer
-        assert answer[1]["logical_tokens"] > 11_000 and answer[1]["events"] > 20
+        assert answer[1]["logical_tokens"] > 12_000 and answer[1]["events"] > 20
         status, message = chat(server, messages, "greedy", intentkv_budget=3900)
         assert status == 400 and "must be in memory at once; the KV pool has 4000" in message
         assert chat(server, messages[-2:], "after")[0] == 200
 
 
 def test_right_answers_about_what_is_kept(tmp_path: Path, servers: Any) -> None:
-    """SmolLM2, 6,000 tokens in a pool of 2,500: the newest message and the recent tail are always there."""
+    """SmolLM2, eight records one after the other in a pool of a third of them: the newest message is always there."""
     servers.stop()
-    flags = [*FLAGS, "--max-total-tokens", "2500", "--intentkv-budget", "400"]
+    flags = [*FLAGS, "--max-total-tokens", "1700", "--intentkv-budget", "400"]
+    right = 0
     with running_server(model_path(), flags, tmp_path / "server.log") as server:
         messages: list[dict[str, str]] = []
-        for code in ("KX-402", "PQ-118", "LM-733", "TR-905", "VB-264"):
-            question = f"My badge code is {code}. What is my badge code?"
-            messages.append({"role": "user", "content": FILLER * 55 + question})
-            status, answer = chat(server, messages, "badge")
+        for seed in range(8):
+            turn = make_session(FAMILIES["order-desk"], seed).turns[0]
+            record, question = turn.messages[2]["content"], turn.messages[3]["content"]
+            messages.append({"role": "user", "content": f"{record}\n\n{question}"})
+            status, answer = chat(server, messages, "records")
             assert status == 200, answer
             text, report = answer
-            assert code in text
+            right += is_right(text, turn.expected)
             messages.append({"role": "assistant", "content": text})
-        assert report["logical_tokens"] > 5_500 and report["live_tokens"] < 2_000
+        assert report["logical_tokens"] > 3 * 1700 - 700 and report["live_tokens"] < 1_400
+        assert right >= 6
