@@ -23,17 +23,8 @@ from intentkv.evals.server import Server, running_server
 AGENTS, TURNS = 8, 8
 SYSTEM = "You keep the log of the harbour. Answer in few words and never guess what the log does not say. " * 3
 WORDS = ("crane", "barge", "rope", "tide", "anchor", "buoy", "pilot", "cargo", "lock", "berth", "signal", "chain")
-FLAGS = ["--chunked-prefill-size", "128", "--max-running-requests", "8"]
-FLAGS += [
-    "--disable-overlap-schedule",
-    "--enable-intentkv",
-    "--intentkv-budget",
-    "64",
-    "--intentkv-trigger",
-    "32",
-    "--intentkv-recent",
-    "16",
-]
+FLAGS = ["--chunked-prefill-size", "128", "--max-running-requests", "8", "--enable-intentkv"]
+FLAGS += ["--intentkv-budget", "64", "--intentkv-trigger", "32", "--intentkv-recent", "16"]
 
 
 def turn_text(agent: int, turn: int) -> str:
