@@ -88,9 +88,9 @@ def comparison(session: Session, results: Results) -> Table:
         title=f"{session.name} on {NAME}", caption="tokens; seconds of wall time; age: turns since it was shown"
     )
     for column in ("turn", "age", "server"):
-        table.add_column(column)
+        table.add_column(column, min_width=len(column))
     for column in ("logical", "live", "dropped", "reused", "seconds"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", min_width=len(column))
     table.add_column("answer", no_wrap=True, max_width=44, overflow="ellipsis")
     for number, turn in enumerate(session.turns):
         for name in results:
