@@ -85,12 +85,14 @@ def _play_on(name: str, model: Path, flags: list[str], session: Session, console
 def comparison(session: Session, results: Results) -> Table:
     """A table with one row for each turn and server. Tokens are counted at the end of the turn."""
     table = Table(
-        title=f"{session.name} on {NAME}", caption="tokens; seconds of wall time; age: turns since it was shown"
+        title=f"{session.name} on {NAME}",
+        caption="tokens; seconds of wall time; age: turns since it was shown",
+        padding=0,
     )
     for column in ("turn", "age", "server"):
-        table.add_column(column, min_width=len(column))
+        table.add_column(column, min_width=8 if column == "server" else len(column))
     for column in ("logical", "live", "dropped", "reused", "seconds"):
-        table.add_column(column, justify="right", min_width=len(column))
+        table.add_column(column, justify="right", min_width=max(5, len(column)))
     table.add_column("answer", no_wrap=True, max_width=44, overflow="ellipsis")
     for number, turn in enumerate(session.turns):
         for name in results:
