@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from intentkv.engine import runtime
@@ -26,7 +27,9 @@ class Watched:
 
     state: RequestState
     row: int  # row of req_to_token
-    end: int  # logical length after this forward, tokens
+    first_row: int  # of the request in the forward's tensors
+    begin: int  # logical length before this forward, tokens
+    end: int  # and after it
     into: QueryMean
     start: int
     stop: int
@@ -65,7 +68,7 @@ def plan_forward(forward_batch: Any, states: Mapping[str, RequestState]) -> Forw
             if first >= last:
                 first, last, into = max(prefix, end - GLIMPSE_ROWS), end, QueryMean()
             shift = offset - prefix
-            watched.append(Watched(state, row, end, into, first + shift, last + shift))
+            watched.append(Watched(state, row, offset, prefix, end, into, first + shift, last + shift))
         offset += length
     return ForwardPlan(watched) if watched else None
 
@@ -75,6 +78,8 @@ def observe_forward(original: Callable[..., Any], runner: Any, forward_batch: An
     active = runtime.current_or_none()
     if active is None:
         return original(runner, forward_batch, *args, **kwargs)
+    if active.surprise is not None and forward_batch.out_cache_loc is not None:
+        active.surprise.forget(forward_batch.out_cache_loc)
     plan = plan_forward(forward_batch, active.states)
     if plan is None:
         output = original(runner, forward_batch, *args, **kwargs)
@@ -104,3 +109,25 @@ def observe_queries(backend: Any, q: Tensor, k: Tensor, v: Tensor, layer: Any, *
     active = runtime.current_or_none()
     if active is not None and active.running_plan is not None:
         active.running_plan.feed(layer.layer_id, q.view(q.shape[0], layer.tp_q_head_num, layer.qk_head_dim))
+
+
+def observe_hidden_states(
+    processor: Any, input_ids: Tensor, hidden: Tensor, lm_head: Any, batch: Any, *rest: Any
+) -> None:
+    """Before LogitsProcessor.forward: of the running prefill's plan, measure the requests whose scorer asks for it.
+
+    The first token of a forward was predicted by the one before, so it stays unknown. Tokens that a request generated before it was
+    retracted are unknown too, as they would be had it not been.
+    """
+    active = runtime.current_or_none()
+    if active is None or active.running_plan is None or active.surprise is None:
+        return
+    ranges = [
+        torch.arange(w.first_row, w.first_row + min(w.end, w.state.prompt_tokens) - w.begin - 1)
+        for w in active.running_plan.watched
+        if active.asks_for(w.state.scorer, "surprise") and min(w.end, w.state.prompt_tokens) > w.begin + 1
+    ]
+    if ranges:
+        rows = torch.cat(ranges).to(hidden.device, non_blocking=True)
+        scale = processor.logit_scale if processor.logit_scale is not None else 1.0
+        active.surprise.observe(rows, hidden, input_ids, batch.out_cache_loc, lm_head.weight, scale)

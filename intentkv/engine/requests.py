@@ -46,6 +46,10 @@ def open_request(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: 
         return
     ids = np.asarray(req.origin_input_ids, dtype=np.int64)
     active = runtime.current()
+    problem = active.prepare(settings.scorer)
+    if problem is not None:
+        req.set_finish_with_abort(f"intentkv_scorer: {settings.scorer} cannot rank this model's tokens: {problem}")
+        return
     spans = find_spans(ids, active.format)
     key = session_key(
         session_id=settings.session,
@@ -62,7 +66,7 @@ def open_request(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: 
         scorer=settings.scorer,
         budget=settings.budget,
         spans=spans,
-        prompt_tokens=len(ids),
+        prompt=ids,
     )
     req.intentkv = state
     active.states[req.rid] = state

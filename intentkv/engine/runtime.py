@@ -20,13 +20,15 @@ from torch import Tensor
 from intentkv.apply.live_view import LiveViews
 from intentkv.config import Settings
 from intentkv.engine import activation
-from intentkv.engine.chat_format import message_format
+from intentkv.engine.chat_format import message_format, token_marks
 from intentkv.engine.metrics import create_metrics
 from intentkv.engine.state import Pending, RequestState
+from intentkv.engine.surprise import SurpriseObserver, lm_head_problem
 from intentkv.keep.forced import forced_mask, whole_pages
 from intentkv.keep.select import candidates, choose_drop, droppable
 from intentkv.observe.query_mean import QueryMean
-from intentkv.score.base import ScoreInput, Scorer
+from intentkv.observe.segments import segment_numbers
+from intentkv.score.base import Need, ScoreInput, Scorer
 from intentkv.score.memory import QueryMemory
 from intentkv.score.registry import make_scorer
 
@@ -47,8 +49,11 @@ class Runtime:
         self.cache: Any = scheduler.tree_cache
         self.memory = QueryMemory(settings.memory_decay, settings.max_sessions)
         self.metrics = create_metrics(self.cache, get_observability().enable_metrics)
+        self.surprise: SurpriseObserver | None = None  # from the first request on whose scorer asks for it
         self._scorers: dict[str, Scorer] = {}
+        self._model = runner.model
         self.format = message_format(scheduler.tokenizer, scheduler.server_args.chat_template)
+        self._marks = token_marks(scheduler.tokenizer)
         self._rows: Tensor = scheduler.req_to_token_pool.req_to_token
         self._pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
         self.page_size: int = scheduler.page_size
@@ -60,6 +65,22 @@ class Runtime:
         self.cache.peak = self.peak
         self.cache.on_reset = self.memory.clear
         runner.attn_backend.views = views
+        problem = self.prepare(settings.scorer)
+        if problem is not None:
+            activation.refuse([f"--intentkv-scorer {settings.scorer}: {problem}"])
+
+    def prepare(self, scorer: str) -> str | None:
+        """Get ready to observe what a scorer needs; returns why that cannot be done, or None. Cheap when repeated."""
+        if self.surprise is None and self.asks_for(scorer, "surprise"):
+            problem = lm_head_problem(self._model)
+            if problem is not None:
+                return problem
+            keys = self._pool.get_key_buffer(0)
+            self.surprise = SurpriseObserver(len(keys), keys.device)
+        return None
+
+    def asks_for(self, scorer: str, need: Need) -> bool:
+        return need in self._scorer(scorer).needs
 
     def score(self, state: RequestState, row: int, length: int, seen: QueryMean) -> None:
         """Score the live history of one request after a forward; keeps the result in `state.pending`.
@@ -79,15 +100,18 @@ class Runtime:
         if not due:
             return
         positions = torch.from_numpy(candidates(forced, state.holes))
+        slots = self._rows[row, positions.to(self._rows.device)].long()
         scores = self._scorer(state.scorer).score(
             ScoreInput(
                 layer_keys=self._pool.get_key_buffer,
-                slots=self._rows[row, positions.to(self._rows.device)].long(),
+                slots=slots,
                 positions=positions,
                 memory=memory,
                 query=query,
                 seed=zlib.crc32(state.session.encode()),
                 num_layers=self._layers,
+                segments=torch.from_numpy(self._segments(state, length))[positions],
+                surprise=None if self.surprise is None else self.surprise.by_slot[slots],
             )
         )
         state.pending = Pending(scores.cpu().numpy(), length, state.holes)
@@ -130,6 +154,14 @@ class Runtime:
                 return self.memory.preview(state.session, query)
             state.memory = self.memory.update(state.session, query)
         return state.memory
+
+    def _segments(self, state: RequestState, length: int) -> np.ndarray:
+        """Segment numbers of the first `length` positions, `[length]` int64. What was generated is not read back for this: it
+        counts as plain text until it comes back in the next turn's prompt."""
+        ids = np.full(length, -1, np.int64)
+        known = state.prompt[:length]
+        ids[: len(known)] = known
+        return segment_numbers(ids, self._marks)
 
     def _scorer(self, name: str) -> Scorer:
         if name not in self._scorers:

@@ -37,7 +37,7 @@ class RequestState:
     scorer: str
     budget: Budget
     spans: Spans
-    prompt_tokens: int
+    prompt: np.ndarray  # int64 [prompt_tokens], token ids
     query: QueryMean = field(default_factory=QueryMean)
     memory: Tensor | None = None  # M_t of this turn, [L, H_q, D], once the query span has been observed
     pending: Pending | None = None
@@ -48,6 +48,10 @@ class RequestState:
     dropped: int = 0
     freed: int = 0
     reused_prefix_tokens: int = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt)
 
     @property
     def session(self) -> str:

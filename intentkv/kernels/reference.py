@@ -40,3 +40,17 @@ def paged_attention_reference(
                 output[token, h] = (logits - lse[token, h]).exp() @ values[index, h // group].double()
             token += 1
     return output, lse
+
+
+def token_surprise_reference(
+    hidden: torch.Tensor, targets: torch.Tensor, head: torch.Tensor, frequent: int, scale: float = 1.0
+) -> torch.Tensor:
+    """Same contract as `surprise.token_surprise`, one token at a time; `[T]` float64."""
+    surprise = torch.zeros(len(hidden), dtype=torch.float64)
+    for t, target in enumerate(targets.tolist()):
+        vocabulary = list(range(min(frequent, len(head))))
+        if target not in vocabulary:
+            vocabulary.append(target)
+        logits = scale * head[vocabulary].double() @ hidden[t].double()
+        surprise[t] = logits.logsumexp(0) - logits[vocabulary.index(target)]
+    return surprise

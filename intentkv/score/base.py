@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
+
+Need = Literal["surprise"]  # what is observed only for scorers that ask for it
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,11 @@ class ScoreInput:
         query: `[L, H_q, D]` float32, this turn's Enc(q_t).
         seed: equal on all ranks and over all turns of a session.
         num_layers: L.
+        segments: `[n]` int64 on the CPU, ascending: the sentence, line or record each candidate belongs to (see
+            `intentkv.observe.segments`). Forced and dropped tokens have numbers too, so some may be missing.
+        surprise: `[n]` float32, -log p of each candidate under the model itself when it was computed, in nats. 0 where that
+            is not known: tokens that the model generated itself, the first of each chunk, and those of requests whose scorer
+            does not ask for it. None unless the scorer needs "surprise".
     """
 
     layer_keys: Callable[[int], Tensor]
@@ -31,6 +38,8 @@ class ScoreInput:
     query: Tensor
     seed: int
     num_layers: int
+    segments: Tensor
+    surprise: Tensor | None = None
 
 
 class Scorer(Protocol):
@@ -39,6 +48,11 @@ class Scorer(Protocol):
     @property
     def name(self) -> str:
         """The name users select it by."""
+        ...
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What must be observed for it beside queries and keys."""
         ...
 
     def score(self, x: ScoreInput) -> Tensor:

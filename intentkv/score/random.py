@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from intentkv.score.base import ScoreInput
+from intentkv.score.base import Need, ScoreInput
 
 
 class RandomScorer:
@@ -15,6 +15,7 @@ class RandomScorer:
     """
 
     name = "random"
+    needs: frozenset[Need] = frozenset()
 
     def score(self, x: ScoreInput) -> Tensor:
         """`[n]` float32 on the device of `x.slots`."""

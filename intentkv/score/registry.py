@@ -23,6 +23,12 @@ def _intent_rule(settings: "Settings") -> "Scorer":
     return RuleScorer("intent-rule", temperature=1.0)
 
 
+def _surprise(settings: "Settings") -> "Scorer":
+    from intentkv.score.surprise import SurpriseScorer
+
+    return SurpriseScorer()
+
+
 def _streaming(settings: "Settings") -> "Scorer":
     from intentkv.score.streaming import StreamingScorer
 
@@ -38,6 +44,7 @@ def _random(settings: "Settings") -> "Scorer":
 SCORERS: dict[str, "Callable[[Settings], Scorer]"] = {
     "intent": _intent,
     "intent-rule": _intent_rule,
+    "surprise": _surprise,
     "streaming": _streaming,
     "random": _random,
 }

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from intentkv.score.base import ScoreInput
+from intentkv.score.base import Need, ScoreInput
 
 WORKSPACE_BYTES = 24 * 2**20  # leaves the allocator's rounding room below 32 MiB
 
@@ -23,6 +23,8 @@ class RuleScorer:
     once a layer, a longer one twice: first for the softmax's peak and mass, then for the shares. Query heads of a group
     share their KV head by a batched matrix product, without copies of the keys for each.
     """
+
+    needs: frozenset[Need] = frozenset()
 
     def __init__(self, name: str, temperature: float | Literal["rescaled"]) -> None:
         """`temperature`: T > 0, or `rescaled`. Raises ValueError otherwise."""

@@ -20,7 +20,9 @@ from intentkv.observe.spans import Spans
 
 def state_with(query: tuple[int, int], prompt: int) -> RequestState:
     spans = Spans(system_end=4, query=query, first_user_end=None)
-    return RequestState(SessionKey("k", "explicit"), "k", "intent", Budget("fixed", 8), spans, prompt)
+    return RequestState(
+        SessionKey("k", "explicit"), "k", "intent", Budget("fixed", 8), spans, np.zeros(prompt, np.int64)
+    )
 
 
 def batch(*requests: tuple[str, int, int], mode: ForwardMode = ForwardMode.EXTEND) -> SimpleNamespace:

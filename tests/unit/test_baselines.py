@@ -19,6 +19,8 @@ def positions_only(positions: torch.Tensor, seed: int = 0) -> ScoreInput:
         query=torch.ones(1, 1, 4),
         seed=seed,
         num_layers=1,
+        segments=positions // 7,
+        surprise=torch.rand(positions.shape),
     )
 
 
@@ -36,7 +38,7 @@ def test_every_scorer_returns_one_number_a_candidate(name: str, n: int) -> None:
 
 
 def test_an_unknown_scorer_lists_the_known() -> None:
-    with pytest.raises(ValueError, match="expected one of intent, intent-rule, streaming, random, got 'h3o'"):
+    with pytest.raises(ValueError, match=f"expected one of {', '.join(SCORERS)}, got 'h3o'"):
         make_scorer("h3o", Settings())
 
 

@@ -46,6 +46,7 @@ def make_input(
         query=memory,
         seed=0,
         num_layers=layers,
+        segments=torch.arange(n),
     )
     return x, keys
 
