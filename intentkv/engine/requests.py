@@ -11,7 +11,6 @@ from intentkv.engine import runtime
 from intentkv.engine.activation import active_settings
 from intentkv.engine.state import RequestState
 from intentkv.errors import SettingsError
-from intentkv.observe.query_mean import QueryMean
 from intentkv.observe.session import session_key
 from intentkv.observe.spans import find_spans
 
@@ -67,6 +66,8 @@ def open_request(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: 
         budget=settings.budget,
         spans=spans,
         prompt=ids,
+        needs=active.needs(settings.scorer),
+        tap=active.tap(settings.scorer),
     )
     req.intentkv = state
     active.states[req.rid] = state
@@ -85,5 +86,5 @@ def forget_progress(result: None, req: Any) -> None:
     """A retracted request starts again: what it observed and scored ends here; its session's memory stays."""
     state = getattr(req, "intentkv", None)
     if state is not None:
-        state.query = QueryMean()
+        state.observe_anew()
         state.pending = None

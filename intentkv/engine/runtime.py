@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
+from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.runtime_context import get_observability
 from torch import Tensor
 
@@ -21,11 +22,13 @@ from intentkv.apply.live_view import LiveViews
 from intentkv.config import Settings
 from intentkv.engine import activation
 from intentkv.engine.chat_format import message_format, token_marks
+from intentkv.engine.collected import AttentionTap, covariance_input, window_input
 from intentkv.engine.metrics import create_metrics
 from intentkv.engine.state import Pending, RequestState
 from intentkv.engine.surprise import SurpriseObserver, lm_head_problem
 from intentkv.keep.forced import forced_mask, whole_pages
 from intentkv.keep.select import candidates, choose_drop, droppable
+from intentkv.observe.attention_mass import AttentionMass
 from intentkv.observe.query_mean import QueryMean
 from intentkv.observe.segments import segment_numbers
 from intentkv.score.base import Need, ScoreInput, Scorer
@@ -59,7 +62,10 @@ class Runtime:
         self.page_size: int = scheduler.page_size
         self._chunk: int | None = scheduler.chunked_prefill_size
         self._layers: int = runner.model_config.num_hidden_layers
-        views = LiveViews(self._rows)
+        # One factor for all layers: no supported model scales layers differently.
+        self._scale: float = next(m.scaling for m in runner.model.modules() if isinstance(m, RadixAttention))
+        self.attention: AttentionMass | None = None  # from the first request on whose scorer needs it
+        self._views = views = LiveViews(self._rows)
         self.cache.views = views
         self.cache.decide = self.decide
         self.cache.peak = self.peak
@@ -71,16 +77,26 @@ class Runtime:
 
     def prepare(self, scorer: str) -> str | None:
         """Get ready to observe what a scorer needs; returns why that cannot be done, or None. Cheap when repeated."""
-        if self.surprise is None and self.asks_for(scorer, "surprise"):
+        needs = self.needs(scorer)
+        if self.surprise is None and "surprise" in needs:
             problem = lm_head_problem(self._model)
             if problem is not None:
                 return problem
             keys = self._pool.get_key_buffer(0)
             self.surprise = SurpriseObserver(len(keys), keys.device)
+        if self.attention is None and "attention" in needs:
+            keys = self._pool.get_key_buffer(0)
+            self.attention = AttentionMass(len(keys), keys.device)
         return None
 
-    def asks_for(self, scorer: str, need: Need) -> bool:
-        return need in self._scorer(scorer).needs
+    def needs(self, scorer: str) -> frozenset[Need]:
+        return self._scorer(scorer).needs
+
+    def tap(self, scorer: str) -> AttentionTap | None:
+        """What observes one request's attention, if its scorer needs that; `prepare` comes first."""
+        if self.attention is None or "attention" not in self.needs(scorer):
+            return None
+        return AttentionTap(self.attention, self._pool.get_key_buffer, self._rows, self._views, self._scale)
 
     def score(self, state: RequestState, row: int, length: int, seen: QueryMean) -> None:
         """Score the live history of one request after a forward; keeps the result in `state.pending`.
@@ -95,7 +111,8 @@ class Runtime:
         turn_is_complete = length >= state.prompt_tokens
         if not due and not turn_is_complete:
             return
-        query = (state.query or seen).mean()
+        observed = state.query or seen
+        query = observed.mean()
         memory = self._memory_after(state, query, turn_is_complete)
         if not due:
             return
@@ -112,6 +129,10 @@ class Runtime:
                 num_layers=self._layers,
                 segments=torch.from_numpy(self._segments(state, length))[positions],
                 surprise=None if self.surprise is None else self.surprise.by_slot[slots],
+                window=window_input(state, self._rows[row], length, self._scale),
+                attention=None if state.tap is None else state.tap.received(slots),
+                covariance=covariance_input(observed),
+                layer_values=self._pool.get_value_buffer if "values" in state.needs else None,
             )
         )
         state.pending = Pending(scores.cpu().numpy(), length, state.holes)

@@ -6,14 +6,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
 from intentkv.config import Budget
 from intentkv.observe.query_mean import QueryMean
+from intentkv.observe.query_moments import QueryMoments
+from intentkv.observe.query_window import QueryWindow
 from intentkv.observe.session import SessionKey
 from intentkv.observe.spans import Spans
+from intentkv.score.base import Need
+
+if TYPE_CHECKING:
+    from intentkv.engine.collected import AttentionTap
 
 
 @dataclass
@@ -30,7 +37,10 @@ class Pending:
 
 @dataclass(eq=False)
 class RequestState:
-    """What intentkv knows of one request. The last five fields belong to the cache, which keeps them in step with the row."""
+    """What intentkv knows of one request. Four fields belong to the cache, which keeps them in step with the row: `holes`,
+    `dropped`, `freed`, `reused_prefix_tokens`. `query` and `window` are made by `observe_anew`; `window` and `tap` are None
+    where the scorer does not need them.
+    """
 
     key: SessionKey
     label: str
@@ -38,7 +48,10 @@ class RequestState:
     budget: Budget
     spans: Spans
     prompt: np.ndarray  # int64 [prompt_tokens], token ids
-    query: QueryMean = field(default_factory=QueryMean)
+    needs: frozenset[Need] = frozenset()  # of the scorer
+    tap: AttentionTap | None = None
+    query: QueryMean = field(init=False)
+    window: QueryWindow | None = field(init=False)
     memory: Tensor | None = None  # M_t of this turn, [L, H_q, D], once the query span has been observed
     pending: Pending | None = None
     next_look: int = 0  # length at which a generation is looked at again for an event, tokens
@@ -48,6 +61,18 @@ class RequestState:
     dropped: int = 0
     freed: int = 0
     reused_prefix_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.observe_anew()
+
+    def observe_anew(self) -> None:
+        """Forget what was observed: nothing was yet, or the request computes its tokens again."""
+        self.query = self.new_query()
+        self.window = QueryWindow() if "window" in self.needs else None
+
+    def new_query(self) -> QueryMean:
+        """An empty record of query rows, as the scorer needs it."""
+        return QueryMoments() if "covariance" in self.needs else QueryMean()
 
     @property
     def prompt_tokens(self) -> int:

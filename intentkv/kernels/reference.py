@@ -54,3 +54,18 @@ def token_surprise_reference(
         logits = scale * head[vocabulary].double() @ hidden[t].double()
         surprise[t] = logits.logsumexp(0) - logits[vocabulary.index(target)]
     return surprise
+
+
+def attention_shares_reference(
+    queries: torch.Tensor, keys: torch.Tensor, slots: torch.Tensor, visible: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Same contract as `attention_shares.attention_shares` with `group="each"`; all shares at once, `[H_q, m, T]` float64."""
+    count, heads = queries.shape[:2]
+    group = heads // keys.shape[1]
+    shares = torch.zeros(heads, len(slots), count, dtype=torch.float64)
+    for t in range(count):
+        seen = int(visible[t])
+        for h in range(heads):
+            logits = scale * keys[slots[:seen], h // group].double() @ queries[t, h].double()
+            shares[h, :seen, t] = logits.softmax(0)
+    return shares

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from intentkv.score.base import Need, ScoreInput
+from intentkv.score.base import Need, ScoreInput, missing
 
 TOP = 6  # tokens of a segment that count: a fact has a few surprising tokens, a long sentence many that are a little so
 
@@ -24,9 +24,7 @@ class SurpriseScorer:
     def score(self, x: ScoreInput) -> Tensor:
         """`[n]` float32 on the device of `x.slots`, in nats. Raises ValueError if the surprise was not observed."""
         if x.surprise is None:
-            raise ValueError(
-                'surprise: expected ScoreInput.surprise, got None; it is observed for scorers that need "surprise"'
-            )
+            raise missing(self, "surprise")
         return segment_sums(x.surprise, x.segments.to(x.slots.device), TOP)
 
 

@@ -18,16 +18,12 @@ E, V, S = 8, 40, 30
 class Active:
     """What the hook asks of the runtime."""
 
-    def __init__(self, states: dict, askers: set[str]) -> None:
+    def __init__(self, states: dict) -> None:
+        self.attention = None
         self.surprise = SurpriseObserver(S, torch.device("cpu"))
         self.surprise.by_slot.fill_(99.0)  # left by earlier owners
         self.states = states
         self.running_plan = None
-        self._askers = askers
-
-    def asks_for(self, scorer: str, need: str) -> bool:
-        assert need == "surprise"
-        return scorer in self._askers
 
     def score(self, *args: object) -> None:
         pass
@@ -59,8 +55,8 @@ def forward(monkeypatch: pytest.MonkeyPatch):
 
 def test_each_token_gets_what_the_row_before_it_predicted(forward) -> None:
     mine, other = state_with((130, 160), 160), state_with((2, 4), 4)
-    mine.scorer, other.scorer = "surprise", "random"
-    active = Active({"mine": mine, "other": other}, {"surprise"})
+    mine.needs = frozenset({"surprise"})
+    active = Active({"mine": mine, "other": other})
     f = forward(active, ("other", 0, 4), ("stranger", 0, 3), ("mine", 148, 12))
     expected = token_surprise(f.hidden[7:18], f.ids[8:19], f.head)
     slots = f.out_cache_loc.long()
@@ -74,8 +70,8 @@ def test_each_token_gets_what_the_row_before_it_predicted(forward) -> None:
 def test_generated_tokens_stay_unknown_after_a_retraction(forward) -> None:
     """The request computes its 160 prompt tokens' end and 5 tokens that it had generated."""
     mine = state_with((130, 160), 160)
-    mine.scorer = "surprise"
-    active = Active({"mine": mine}, {"surprise"})
+    mine.needs = frozenset({"surprise"})
+    active = Active({"mine": mine})
     f = forward(active, ("mine", 155, 10))
     values = active.surprise.by_slot[f.out_cache_loc.long()]
     assert (values[1:5] > 0).all() and values[0] == 0 and values[5:].tolist() == [0.0] * 5
@@ -83,8 +79,8 @@ def test_generated_tokens_stay_unknown_after_a_retraction(forward) -> None:
 
 def test_a_chunk_of_one_token_measures_nothing(forward) -> None:
     mine = state_with((130, 160), 160)
-    mine.scorer = "surprise"
-    active = Active({"mine": mine}, {"surprise"})
+    mine.needs = frozenset({"surprise"})
+    active = Active({"mine": mine})
     f = forward(active, ("mine", 159, 1))
     assert active.surprise.by_slot[f.out_cache_loc.long()].tolist() == [0.0]
 
