@@ -2,6 +2,7 @@
 
 The plan of a prefill says which rows of the query tensor each request wants observed; every attention layer feeds them
 to the request's mean; when the forward is done the history is scored on the same stream, against keys that are fresh.
+Which rows those are depends on the request's text and its next event alone: a chunk may end anywhere.
 """
 
 from __future__ import annotations
@@ -15,9 +16,6 @@ from torch import Tensor
 from intentkv.engine import runtime
 from intentkv.engine.state import RequestState
 from intentkv.observe.query_mean import QueryMean
-
-# A chunk that ends before the query span lends its own last rows as a stand-in for the query.
-GLIMPSE_ROWS = 64
 
 
 @dataclass
@@ -41,7 +39,8 @@ class ForwardPlan:
     def feed(self, layer: int, queries: Tensor) -> None:
         """Take the rows of one layer; `queries` is [tokens, H_q, D]."""
         for request in self.watched:
-            request.into.add(layer, queries[request.start : request.stop])
+            if request.start < request.stop:
+                request.into.add(layer, queries[request.start : request.stop])
 
 
 def plan_forward(forward_batch: Any, states: Mapping[str, RequestState]) -> ForwardPlan | None:
@@ -60,14 +59,21 @@ def plan_forward(forward_batch: Any, states: Mapping[str, RequestState]) -> Forw
         state = states.get(rid)
         if state is not None:
             end = prefix + length
-            first, last = max(prefix, state.spans.query[0]), min(end, state.spans.query[1])
-            into = state.query
-            if first >= last:
-                first, last, into = max(prefix, end - GLIMPSE_ROWS), end, QueryMean()
+            first, last, into = _wanted(state, prefix, end)
             shift = offset - prefix
             watched.append(Watched(state, row, end, into, first + shift, last + shift))
         offset += length
     return ForwardPlan(watched) if watched else None
+
+
+def _wanted(state: RequestState, prefix: int, end: int) -> tuple[int, int, QueryMean]:
+    """Positions of `[prefix, end)` to observe, `[first, last)`, and the mean they go to."""
+    if state.turn is not None:  # a retracted request computes again what was observed before
+        return end, end, state.query
+    first, last = max(prefix, state.spans.query[0]), min(end, state.spans.query[1])
+    if first < last:
+        return first, last, state.query
+    return max(prefix, state.glimpse_from), min(end, state.look), state.glimpse
 
 
 def observe_forward(original: Callable[..., Any], runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -87,16 +93,16 @@ def observe_forward(original: Callable[..., Any], runner: Any, forward_batch: An
     finally:
         active.running_plan = None
     for request in plan.watched:
-        active.score(request.state, request.row, request.end, request.into)
+        active.look(request.state, request.row, request.end)
     return output
 
 
 def score_decoding(active: runtime.Runtime, forward_batch: Any) -> None:
-    """Score requests that have generated enough for another event; the lengths alone say which, and cost nothing."""
+    """Look at requests that have generated enough for another event; the lengths alone say which, and cost nothing."""
     for index, (rid, length) in enumerate(zip(forward_batch.rids, forward_batch.seq_lens_cpu.tolist(), strict=True)):
         state = active.states.get(rid)
-        if state is not None and state.memory is not None and length >= state.next_look:
-            active.score(state, int(forward_batch.req_pool_indices[index]), length, state.query)
+        if state is not None and length >= state.look:
+            active.look(state, int(forward_batch.req_pool_indices[index]), length)
 
 
 def observe_queries(backend: Any, q: Tensor, k: Tensor, v: Tensor, layer: Any, *args: Any, **kwargs: Any) -> None:

@@ -11,7 +11,6 @@ from intentkv.engine import runtime
 from intentkv.engine.activation import active_settings
 from intentkv.engine.state import RequestState
 from intentkv.errors import SettingsError
-from intentkv.observe.query_mean import QueryMean
 from intentkv.observe.session import session_key
 from intentkv.observe.spans import find_spans
 
@@ -42,7 +41,7 @@ def open_request(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: 
     except SettingsError as error:
         req.set_finish_with_abort(str(error))
         return
-    if not settings.enabled:
+    if not settings.enabled or req.skip_radix_cache_insert:  # what the tree may not have is served as by stock SGLang
         return
     ids = np.asarray(req.origin_input_ids, dtype=np.int64)
     active = runtime.current()
@@ -74,12 +73,11 @@ def apply_while_decoding(result: None, processor: Any, batch: Any, outcome: Any)
     for req in batch.reqs:
         state = getattr(req, "intentkv", None)
         if state is not None and state.pending is not None:
-            runtime.current().cache.checkpoint_decoding(req)
+            runtime.current().cache.checkpoint_decoding(req, up_to=state.pending.length)
 
 
-def forget_progress(result: None, req: Any) -> None:
-    """A retracted request starts again: what it observed and scored ends here; its session's memory stays."""
+def take_back_event(result: None, req: Any) -> None:
+    """A retracted request starts again. What it has observed stays; an event that was not applied comes up once more."""
     state = getattr(req, "intentkv", None)
-    if state is not None:
-        state.query = QueryMean()
-        state.pending = None
+    if state is not None and state.pending is not None:
+        state.look, state.pending = state.pending.length, None

@@ -16,16 +16,23 @@ from intentkv.observe.session import SessionKey
 from intentkv.observe.spans import Spans
 
 
-@dataclass
+@dataclass(frozen=True)
 class Pending:
-    """Scores of one event, waiting for the checkpoint that applies it.
+    """One event's decision: nobody reads `drop` any more, and the next checkpoint frees it.
 
-    scores: float32 [n] on the host, one a candidate; length, holes: the row when they were taken (tokens; positions).
+    drop: `[n]` int64, positions, ascending; length: tokens that the row had, all of them computed before the drop.
     """
 
-    scores: np.ndarray
+    drop: np.ndarray
     length: int
-    holes: np.ndarray
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a turn asks for, both `[L, H_q, D]` float32: Enc(q_t), and M_t, which the session's memory became with it."""
+
+    query: Tensor
+    memory: Tensor
 
 
 @dataclass(eq=False)
@@ -39,9 +46,12 @@ class RequestState:
     spans: Spans
     prompt_tokens: int
     query: QueryMean = field(default_factory=QueryMean)
-    memory: Tensor | None = None  # M_t of this turn, [L, H_q, D], once the query span has been observed
+    glimpse: QueryMean = field(default_factory=QueryMean)  # stands in for `query` at an event before it
+    glimpse_from: int = 0  # position from which on tokens belong to the glimpse of the next event
+    turn: Turn | None = None  # once the whole prompt has been observed
     pending: Pending | None = None
-    next_look: int = 0  # length at which a generation is looked at again for an event, tokens
+    goal: int = 0  # length that the prefill computes up to, tokens
+    look: int = 0  # length at which the request is looked at next for an event, tokens
     events: int = 0
     score_ms: float = 0.0
     holes: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
