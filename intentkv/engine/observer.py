@@ -2,7 +2,8 @@
 
 The plan of a forward says which rows of the query tensor each request wants observed; every attention layer feeds them
 to the request's mean, and to what else its scorer needs; when the forward is done the history is scored on the same
-stream, against keys that are fresh.
+stream, against keys that are fresh. Which rows the mean gets depends on the request's text and its next event alone: a
+chunk may end anywhere.
 """
 
 from __future__ import annotations
@@ -18,9 +19,6 @@ from intentkv.engine import runtime
 from intentkv.engine.collected import RowSink, row_sinks
 from intentkv.engine.state import RequestState
 from intentkv.observe.query_mean import QueryMean
-
-# A chunk that ends before the query span lends its own last rows as a stand-in for the query.
-GLIMPSE_ROWS = 64
 
 
 @dataclass
@@ -56,7 +54,8 @@ class ForwardPlan:
     def feed(self, layer: int, queries: Tensor) -> None:
         """Take the rows of one layer, whose keys are in the pool; `queries` is [tokens, H_q, D]."""
         for request in self.watched:
-            request.into.add(layer, queries[request.start : request.stop])
+            if request.start < request.stop:
+                request.into.add(layer, queries[request.start : request.stop])
         for fed in self.fed:
             fed.sink.add(layer, queries[fed.start : fed.stop])
 
@@ -98,12 +97,19 @@ def _computed(forward_batch: Any) -> Iterator[tuple[str, int, int]]:
 
 def _watch(state: RequestState, row: int, offset: int, begin: int, end: int) -> Watched:
     """The rows of a prefill that tell what is asked: those of the query span, or a glimpse of it."""
-    first, last = max(begin, state.spans.query[0]), min(end, state.spans.query[1])
-    into = state.query
-    if first >= last:
-        first, last, into = max(begin, end - GLIMPSE_ROWS), end, state.new_query()
+    first, last, into = _wanted(state, begin, end)
     shift = offset - begin
     return Watched(state, row, offset, begin, end, into, first + shift, last + shift)
+
+
+def _wanted(state: RequestState, prefix: int, end: int) -> tuple[int, int, QueryMean]:
+    """Positions of `[prefix, end)` to observe, `[first, last)`, and the mean they go to."""
+    if state.turn is not None:  # a retracted request computes again what was observed before
+        return end, end, state.query
+    first, last = max(prefix, state.spans.query[0]), min(end, state.spans.query[1])
+    if first < last:
+        return first, last, state.query
+    return max(prefix, state.glimpse_from), min(end, state.look), state.glimpse
 
 
 def observe_forward(original: Callable[..., Any], runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -123,16 +129,16 @@ def observe_forward(original: Callable[..., Any], runner: Any, forward_batch: An
     if forward_batch.forward_mode.is_decode():
         score_decoding(active, forward_batch)
     for request in plan.watched if plan is not None else ():
-        active.score(request.state, request.row, request.end, request.into)
+        active.look(request.state, request.row, request.end)
     return output
 
 
 def score_decoding(active: runtime.Runtime, forward_batch: Any) -> None:
-    """Score requests that have generated enough for another event; the lengths alone say which, and cost nothing."""
+    """Look at requests that have generated enough for another event; the lengths alone say which, and cost nothing."""
     for index, (rid, length) in enumerate(zip(forward_batch.rids, forward_batch.seq_lens_cpu.tolist(), strict=True)):
         state = active.states.get(rid)
-        if state is not None and state.memory is not None and length >= state.next_look:
-            active.score(state, int(forward_batch.req_pool_indices[index]), length, state.query)
+        if state is not None and length >= state.look:
+            active.look(state, int(forward_batch.req_pool_indices[index]), length)
 
 
 def observe_queries(

@@ -23,23 +23,33 @@ if TYPE_CHECKING:
     from intentkv.engine.collected import AttentionTap
 
 
-@dataclass
+@dataclass(frozen=True)
 class Pending:
-    """Scores of one event, waiting for the checkpoint that applies it.
+    """One event's decision: nobody reads `drop` any more, and the next checkpoint frees it.
 
-    scores: float32 [n] on the host, one a candidate; length, holes: the row when they were taken (tokens; positions).
+    drop: `[n]` int64, positions, ascending; length: tokens that the row had, all of them computed before the drop.
     """
 
-    scores: np.ndarray
+    drop: np.ndarray
     length: int
-    holes: np.ndarray
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a turn asks for: Enc(q_t) and M_t, which the session's memory became with it, both `[L, H_q, D]` float32.
+
+    covariance: of the queries that Enc(q_t) is the mean of, `[L, H_q, D, D]` float32; None where the scorer needs none.
+    """
+
+    query: Tensor
+    memory: Tensor
+    covariance: Tensor | None
 
 
 @dataclass(eq=False)
 class RequestState:
     """What intentkv knows of one request. Four fields belong to the cache, which keeps them in step with the row: `holes`,
-    `dropped`, `freed`, `reused_prefix_tokens`. `query` and `window` are made by `observe_anew`; `window` and `tap` are None
-    where the scorer does not need them.
+    `dropped`, `freed`, `reused_prefix_tokens`. `window` and `tap` are None where the scorer does not need them.
     """
 
     key: SessionKey
@@ -51,10 +61,13 @@ class RequestState:
     needs: frozenset[Need] = frozenset()  # of the scorer
     tap: AttentionTap | None = None
     query: QueryMean = field(init=False)
+    glimpse: QueryMean = field(init=False)  # stands in for `query` at an event before it
+    glimpse_from: int = 0  # position from which on tokens belong to the glimpse of the next event
     window: QueryWindow | None = field(init=False)
-    memory: Tensor | None = None  # M_t of this turn, [L, H_q, D], once the query span has been observed
+    turn: Turn | None = None  # once the whole prompt has been observed
     pending: Pending | None = None
-    next_look: int = 0  # length at which a generation is looked at again for an event, tokens
+    goal: int = 0  # length that the prefill computes up to, tokens
+    look: int = 0  # length at which the request is looked at next for an event, tokens
     events: int = 0
     score_ms: float = 0.0
     holes: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
@@ -63,11 +76,7 @@ class RequestState:
     reused_prefix_tokens: int = 0
 
     def __post_init__(self) -> None:
-        self.observe_anew()
-
-    def observe_anew(self) -> None:
-        """Forget what was observed: nothing was yet, or the request computes its tokens again."""
-        self.query = self.new_query()
+        self.query, self.glimpse = self.new_query(), self.new_query()
         self.window = QueryWindow() if "window" in self.needs else None
 
     def new_query(self) -> QueryMean:

@@ -11,9 +11,8 @@ import pytest
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.runtime_context import get_context
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
 
+from intentkv.apply.rows import NO_POSITIONS
 from intentkv.config import Budget, Settings
 from intentkv.engine import observer, runtime
 from intentkv.engine.cpu_attention import CpuAttentionBackend
@@ -21,24 +20,10 @@ from intentkv.engine.state import RequestState
 from intentkv.observe.session import SessionKey
 from intentkv.observe.spans import Spans
 from intentkv.score.registry import SCORERS
+from tests.host.models import WORDS, Model, small_tokenizer
 from tests.kernels.host import DIM, H_Q, Host
 
-PROMPT, TRIGGER = 100, 8
-WORDS = ["a", "b.", " c", "\n", "}", "{"]
-
-
-def small_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer of a few words, without a chat template."""
-    vocabulary = {word: i for i, word in enumerate(WORDS)}
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="a")))
-
-
-class Model(torch.nn.Module):
-    """What the runtime looks for in a model: an attention layer and a head."""
-
-    def __init__(self, layer: torch.nn.Module) -> None:
-        super().__init__()
-        self.layer, self.lm_head = layer, torch.nn.Linear(4, 50, bias=False)
+PROMPT, CHUNK, TRIGGER = 100, 60, 8
 
 
 class Server:
@@ -59,7 +44,7 @@ class Server:
             req_to_token_pool=self.host.rows,
             token_to_kv_pool_allocator=SimpleNamespace(get_kvcache=lambda: self.host.pool),
             page_size=page_size,
-            chunked_prefill_size=None,
+            chunked_prefill_size=CHUNK,
         )
         settings = Settings(scorer=scorer, budget=Budget("fixed", 16), trigger=TRIGGER, recent=8)
         self.runtime = runtime.Runtime(settings, scheduler)
@@ -74,6 +59,8 @@ class Server:
             tap=self.runtime.tap(scorer),
         )
         self.host.fill_row(1, 200)
+        admitted = SimpleNamespace(intentkv=self.state, full_untruncated_fill_ids=range(PROMPT))
+        self.runtime.admit(admitted, 0, NO_POSITIONS)
 
     def forward(self, start: int, end: int) -> np.ndarray:
         """Compute positions [start, end), then do what a checkpoint does: drop what the event asks for. Returns that."""
@@ -94,8 +81,6 @@ class Server:
         observer.observe_forward(model, None, batch)
         if self.state.pending is None:
             return np.empty(0, np.int64)
-        scores = self.state.pending.scores
-        assert scores.dtype == np.float32 and not np.isnan(scores).any()
         drop = self.runtime.decide(SimpleNamespace(intentkv=self.state, rid="mine"), end)
         self.state.holes = np.union1d(self.state.holes, drop)
         positions = torch.from_numpy(drop)
@@ -120,7 +105,7 @@ def served(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 def test_every_scorer_runs(served: Server) -> None:
     """A chunk in front of the query, the rest of the prompt, and a generation of 40 tokens; page 0 is full of NaN, so that any read
     of a dropped token would show in the scores."""
-    drops = [served.forward(0, 60), served.forward(60, PROMPT)]
+    drops = [served.forward(0, CHUNK), served.forward(CHUNK, PROMPT)]
     drops += [served.forward(end - 1, end) for end in range(PROMPT + 1, PROMPT + 41)]
     assert len(drops[0]) and len(drops[1]), "an event after each chunk"
     assert any(len(drop) for drop in drops[2:]), "and one while generating"
@@ -133,7 +118,7 @@ def test_every_scorer_runs(served: Server) -> None:
 
 @pytest.mark.parametrize("served", [("streaming", 1)], indirect=True)
 def test_who_needs_nothing_pays_nothing(served: Server) -> None:
-    served.forward(0, 60)
+    served.forward(0, CHUNK)
     assert served.runtime.attention is None
     assert served.runtime.surprise is None
     assert served.state.window is None and served.state.tap is None

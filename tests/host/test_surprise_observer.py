@@ -25,7 +25,7 @@ class Active:
         self.states = states
         self.running_plan = None
 
-    def score(self, *args: object) -> None:
+    def look(self, *args: object) -> None:
         pass
 
 
