@@ -70,11 +70,28 @@ def plan_forward(forward_batch: Any, states: Mapping[str, RequestState]) -> Forw
     return ForwardPlan(watched) if watched else None
 
 
+def carry_rows(result: Any, kind: type, batch: Any, *args: Any, **kwargs: Any) -> None:
+    """After ForwardBatch.init_new: keep the host's copy of the batch's rows, which SGLang passes on only for prefills."""
+    result.intentkv_rows = batch.req_pool_indices_cpu
+
+
 def observe_forward(original: Callable[..., Any], runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Around ModelRunner.forward: plan before, score after. Before `attach` (warm-up, graph capture) it does nothing."""
     active = runtime.current_or_none()
     if active is None:
         return original(runner, forward_batch, *args, **kwargs)
+    # Only batches that the scheduler made have rows; what SGLang makes up itself (padding, warm-up) reads as stock.
+    rows = getattr(forward_batch, "intentkv_rows", None)
+    active.views.running = None if rows is None else rows.numpy()
+    try:
+        return _observed(active, original, runner, forward_batch, *args, **kwargs)
+    finally:
+        active.views.running = None
+
+
+def _observed(
+    active: runtime.Runtime, original: Callable[..., Any], runner: Any, forward_batch: Any, *args: Any, **kwargs: Any
+) -> Any:
     plan = plan_forward(forward_batch, active.states)
     if plan is None:
         output = original(runner, forward_batch, *args, **kwargs)
@@ -96,7 +113,7 @@ def score_decoding(active: runtime.Runtime, forward_batch: Any) -> None:
     for index, (rid, length) in enumerate(zip(forward_batch.rids, forward_batch.seq_lens_cpu.tolist(), strict=True)):
         state = active.states.get(rid)
         if state is not None and state.memory is not None and length >= state.next_look:
-            active.score(state, int(forward_batch.req_pool_indices[index]), length, state.query)
+            active.score(state, int(forward_batch.intentkv_rows[index]), length, state.query)
 
 
 def observe_queries(backend: Any, q: Tensor, k: Tensor, v: Tensor, layer: Any, *args: Any, **kwargs: Any) -> None:

@@ -21,6 +21,7 @@ from intentkv.apply.live_view import LiveViews
 from intentkv.config import Settings
 from intentkv.engine import activation
 from intentkv.engine.chat_format import message_format
+from intentkv.engine.live_backends import attach_views
 from intentkv.engine.metrics import create_metrics
 from intentkv.engine.state import Pending, RequestState
 from intentkv.keep.forced import forced_mask, whole_pages
@@ -54,12 +55,12 @@ class Runtime:
         self.page_size: int = scheduler.page_size
         self._chunk: int | None = scheduler.chunked_prefill_size
         self._layers: int = runner.model_config.num_hidden_layers
-        views = LiveViews(self._rows)
-        self.cache.views = views
+        self.views = LiveViews(self._rows)
+        self.cache.views = self.views
         self.cache.decide = self.decide
         self.cache.peak = self.peak
         self.cache.on_reset = self.memory.clear
-        runner.attn_backend.views = views
+        attach_views(runner.attn_backend, self.views)
 
     def score(self, state: RequestState, row: int, length: int, seen: QueryMean) -> None:
         """Score the live history of one request after a forward; keeps the result in `state.pending`.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-# Backends whose index lists we build ourselves; any other would read tombstones as keys.
-ATTENTION_BACKENDS = ("intentkv_cpu",)
+# Backends that read live views; any other would read tombstones as keys. All but the first: see `live_backends`.
+ATTENTION_BACKENDS = ("intentkv_cpu", "triton", "flashinfer", "fa3")
 
 _Rule = tuple[Callable[[Any], Any], str]
 
@@ -72,7 +72,7 @@ def reasons_against(config: Any, *, resolved: bool = False) -> list[str]:
             continue
         if backend not in ATTENTION_BACKENDS:
             reasons.append(
-                f"{flag} {backend} builds its own index lists, so dropped tokens would be read: "
+                f"{flag} {backend} does not read live views, so dropped tokens would be read: "
                 f"use one of {', '.join(ATTENTION_BACKENDS)}"
             )
     return reasons
