@@ -35,30 +35,33 @@ BACKENDS: Final = {
 }
 
 
-class LiveAttention:
-    """Mixed into a backend class: its two entry points for metadata, shown live rows.
+def live_class(kind: type) -> type:
+    """A subclass of a backend class: its two entry points for metadata, shown live rows.
 
-    Attributes:
-        views: the holes of the rows of the backend's `req_to_token`; None reads every row as stock does.
+    `views`, the holes of the rows of the backend's `req_to_token`, is None until it is attached: every row reads as stock.
     """
 
-    views: LiveViews | None = None
+    class LiveAttention(kind):  # type: ignore[misc, valid-type]
+        views: LiveViews | None = None
 
-    def init_forward_metadata(self, forward_batch: Any) -> None:
-        live = live_rows_of(self.views, forward_batch)
-        if live is None:
-            super().init_forward_metadata(forward_batch)  # type: ignore[misc]
-            return
-        with _reading(self, live):
-            super().init_forward_metadata(live_batch(forward_batch, live))  # type: ignore[misc]
+        def init_forward_metadata(self, forward_batch: Any) -> None:
+            live = live_rows_of(self.views, forward_batch)
+            if live is None:
+                super().init_forward_metadata(forward_batch)
+                return
+            with _reading(self, live):
+                super().init_forward_metadata(live_batch(forward_batch, live))
 
-    def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
-        live = live_rows_of(self.views, forward_batch)
-        if live is None:
-            super().init_forward_metadata_out_graph(forward_batch, in_capture)  # type: ignore[misc]
-            return
-        with _reading(self, live):
-            super().init_forward_metadata_out_graph(live_batch(forward_batch, live), in_capture)  # type: ignore[misc]
+        def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
+            live = live_rows_of(self.views, forward_batch)
+            if live is None:
+                super().init_forward_metadata_out_graph(forward_batch, in_capture)
+                return
+            with _reading(self, live):
+                super().init_forward_metadata_out_graph(live_batch(forward_batch, live), in_capture)
+
+    LiveAttention.__name__ = LiveAttention.__qualname__ = f"Live{kind.__name__}"
+    return LiveAttention
 
 
 def live_rows_of(views: LiveViews | None, forward_batch: Any) -> LiveRows | None:
@@ -140,8 +143,7 @@ def create_backend(name: str, create: Callable[[Any], Any], runner: Any) -> Any:
     reasons = unsupported(name, backend, layers)
     if reasons:
         raise SettingsError(reasons)
-    kind = type(backend)
-    backend.__class__ = type(f"Live{kind.__name__}", (LiveAttention, kind), {"__module__": __name__})
+    backend.__class__ = live_class(type(backend))
     return backend
 
 
