@@ -150,7 +150,7 @@ class LiveViews:
         if self._map is not None and self._map.key == key and width <= self._map.positions.shape[1]:
             return self._map
         device = self._req_to_token.device
-        capacity = -(-(width + 1) // GROWTH) * GROWTH
+        capacity = width + GROWTH
         numbers = np.zeros((2, padded), np.int32)
         numbers[0, : len(rows)] = dropped
         numbers[1, : len(rows)] = np.where(dropped > 0, np.minimum(starts, self._upto[rows]) - dropped, 0)

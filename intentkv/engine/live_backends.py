@@ -41,7 +41,7 @@ def live_class(kind: type) -> type:
     `views`, the holes of the rows of the backend's `req_to_token`, is None until it is attached: every row reads as stock.
     """
 
-    class LiveAttention(kind):  # type: ignore[misc, valid-type]
+    class LiveAttention(kind):
         views: LiveViews | None = None
 
         def init_forward_metadata(self, forward_batch: Any) -> None:
@@ -152,7 +152,9 @@ def unsupported(name: str, backend: Any, layers: list[RadixAttention]) -> list[s
     reasons = []
     remedy = "serve it without --enable-intentkv"
     if type(backend) is not pkgutil.resolve_name(BACKENDS[name]):
-        reasons.append(f"{name} is served by {type(backend).__name__} here, whose indices intentkv does not know: {remedy}")
+        reasons.append(
+            f"{name} is served by {type(backend).__name__} here, whose indices intentkv does not know: {remedy}"
+        )
     elif backend.kv_index_translator.is_translating:
         reasons.append("the unified memory pool names slots by virtual ids: remove --enable-unified-memory")
     if any(getattr(backend, f"{phase}_uses_dequant_workspace", False) for phase in ("prefill", "decode")):

@@ -30,11 +30,11 @@ def _without_cuda() -> None:
 
 _without_cuda()
 
-from sglang.srt.layers.attention.flashattention_backend import FlashAttentionBackend  # noqa: E402
+from sglang.srt.layers.attention.flashattention_backend import FlashAttentionBackend
 
-from intentkv.engine import live_backends  # noqa: E402
-from tests.kernels.host import CONTEXT  # noqa: E402
-from tests.views.setting import (  # noqa: E402
+from intentkv.engine import live_backends
+from tests.kernels.host import CONTEXT
+from tests.views.setting import (
     CASES,
     PAGES,
     Setting,

@@ -8,6 +8,7 @@ Run by `test_live_view_backends.py` in a process of its own.
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,7 +86,7 @@ def ours(setting: Setting) -> FlashInferAttnBackend:
 
 def lists(plan: dict[str, torch.Tensor]) -> list[list[int]]:
     ends = plan["kv"].tolist()
-    return [plan["indices"][a:b].tolist() for a, b in zip(ends, ends[1:])]
+    return [plan["indices"][a:b].tolist() for a, b in itertools.pairwise(ends)]
 
 
 def as_ints(slots: list[torch.Tensor]) -> list[list[int]]:

@@ -5,6 +5,8 @@ Run by `test_live_view_backends.py` in a process of its own, because Triton read
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
@@ -30,7 +32,7 @@ def with_cores(backend: TritonAttnBackend) -> TritonAttnBackend:
 
 
 def lists(indptr: torch.Tensor, indices: torch.Tensor) -> list[torch.Tensor]:
-    return [indices[a:b] for a, b in zip(indptr.tolist(), indptr.tolist()[1:])]
+    return [indices[a:b] for a, b in itertools.pairwise(indptr.tolist())]
 
 
 @pytest.mark.parametrize("page_size", PAGES)
