@@ -72,9 +72,7 @@ def plan_forward(forward_batch: Any, states: Mapping[str, RequestState]) -> Forw
         state = states.get(rid)
         sinks = row_sinks(state) if state is not None else []
         if state is not None and (sinks or mode.is_extend()):
-            # SGLang has the rows of a decode step on the device only.
-            rows = forward_batch.req_pool_indices_cpu if mode.is_extend() else forward_batch.req_pool_indices
-            row = int(rows[index])
+            row = int(forward_batch.intentkv_rows[index])
             for sink in sinks:
                 sink.begin(row, begin, end)
                 fed.append(Fed(sink, offset, offset + end - begin))
@@ -112,11 +110,28 @@ def _wanted(state: RequestState, prefix: int, end: int) -> tuple[int, int, Query
     return max(prefix, state.glimpse_from), min(end, state.look), state.glimpse
 
 
+def carry_rows(result: Any, kind: type, batch: Any, *args: Any, **kwargs: Any) -> None:
+    """After ForwardBatch.init_new: keep the host's copy of the batch's rows, which SGLang passes on only for prefills."""
+    result.intentkv_rows = batch.req_pool_indices_cpu
+
+
 def observe_forward(original: Callable[..., Any], runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Around ModelRunner.forward: plan before, score after. Before `attach` (warm-up, graph capture) it does nothing."""
     active = runtime.current_or_none()
     if active is None:
         return original(runner, forward_batch, *args, **kwargs)
+    # Only batches that the scheduler made have rows; what SGLang makes up itself (padding, warm-up) reads as stock.
+    rows = getattr(forward_batch, "intentkv_rows", None)
+    active.views.running = None if rows is None else rows.numpy()
+    try:
+        return _observed(active, original, runner, forward_batch, *args, **kwargs)
+    finally:
+        active.views.running = None
+
+
+def _observed(
+    active: runtime.Runtime, original: Callable[..., Any], runner: Any, forward_batch: Any, *args: Any, **kwargs: Any
+) -> Any:
     if forward_batch.out_cache_loc is not None:
         for by_slot in (active.surprise, active.attention):
             if by_slot is not None:
@@ -138,7 +153,7 @@ def score_decoding(active: runtime.Runtime, forward_batch: Any) -> None:
     for index, (rid, length) in enumerate(zip(forward_batch.rids, forward_batch.seq_lens_cpu.tolist(), strict=True)):
         state = active.states.get(rid)
         if state is not None and length >= state.look:
-            active.look(state, int(forward_batch.req_pool_indices[index]), length)
+            active.look(state, int(forward_batch.intentkv_rows[index]), length)
 
 
 def observe_queries(

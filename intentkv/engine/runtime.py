@@ -25,6 +25,7 @@ from intentkv.config import Settings
 from intentkv.engine import activation
 from intentkv.engine.chat_format import message_format, token_marks
 from intentkv.engine.collected import AttentionTap, covariance_input, window_input
+from intentkv.engine.live_backends import attach_views
 from intentkv.engine.metrics import create_metrics
 from intentkv.engine.state import Pending, RequestState, Turn
 from intentkv.engine.surprise import SurpriseObserver, lm_head_problem
@@ -67,15 +68,15 @@ class Runtime:
         # One factor for all layers: no supported model scales layers differently.
         self._scale: float = next(m.scaling for m in runner.model.modules() if isinstance(m, RadixAttention))
         self.attention: AttentionMass | None = None  # from the first request on whose scorer needs it
-        self._views = views = LiveViews(self._rows)
-        self.cache.views = views
+        self.views = LiveViews(self._rows)
+        self.cache.views = self.views
         self.cache.decide = self.decide
         self.cache.admit = self.admit
         self.cache.stop = self.stop
         self.cache.usable = self.usable
         self.cache.peak = self.peak
         self.cache.on_reset = self.memory.clear
-        runner.attn_backend.views = views
+        attach_views(runner.attn_backend, self.views)
         problem = self.prepare(settings.scorer)
         if problem is not None:
             activation.refuse([f"--intentkv-scorer {settings.scorer}: {problem}"])
@@ -101,7 +102,7 @@ class Runtime:
         """What observes one request's attention, if its scorer needs that; `prepare` comes first."""
         if self.attention is None or "attention" not in self.needs(scorer):
             return None
-        return AttentionTap(self.attention, self._pool.get_key_buffer, self._rows, self._views, self._scale)
+        return AttentionTap(self.attention, self._pool.get_key_buffer, self._rows, self.views, self._scale)
 
     def look(self, state: RequestState, row: int, length: int) -> None:
         """Look at one request after a forward, and hold an event if this is the moment for one.
@@ -123,7 +124,7 @@ class Runtime:
             if len(drop):
                 state.pending = Pending(drop, length)
                 holes = rows.merge(holes, drop)
-                self._views.set_holes(row, holes, length)
+                self.views.set_holes(row, holes, length)
             seconds = time.perf_counter() - begin
             state.score_ms += seconds * 1e3
             self.metrics.scored(seconds)

@@ -192,7 +192,7 @@ class SessionWorld(World):
         batch = SimpleNamespace(
             forward_mode=ForwardMode.EXTEND,
             rids=[req.rid],
-            req_pool_indices_cpu=torch.tensor([row]),
+            intentkv_rows=torch.tensor([row]),
             extend_prefix_lens_cpu=[start],
             extend_seq_lens_cpu=[end - start],
         )

@@ -156,7 +156,12 @@ class Served:
         self.mass.received.fill_(7.0)  # of earlier owners
         self.expected = torch.full((len(keys),), 7.0, dtype=torch.float64)
         self.active = SimpleNamespace(
-            surprise=None, attention=self.mass, states={}, running_plan=None, look=lambda *request: None
+            surprise=None,
+            attention=self.mass,
+            views=self.views,
+            states={},
+            running_plan=None,
+            look=lambda *request: None,
         )
 
     def join(self, rid: str) -> RequestState:
@@ -173,9 +178,9 @@ class Served:
         forward_batch = self.host.batch(list(ends), None if counts is None else list(counts))
         forward_batch.rids = list(rids)
         forward_batch.seq_lens_cpu = forward_batch.seq_lens
+        forward_batch.intentkv_rows = forward_batch.req_pool_indices
         new = [1] * len(ends) if counts is None else list(counts)
         if counts is not None:
-            forward_batch.req_pool_indices_cpu = forward_batch.req_pool_indices
             forward_batch.extend_seq_lens_cpu = new
             forward_batch.extend_prefix_lens_cpu = [e - n for e, n in zip(ends, new, strict=True)]
         q, k, v = self.host.qkv(sum(new))

@@ -67,8 +67,8 @@ class Server:
         decode = end > PROMPT
         batch: ForwardBatch = self.host.batch([end], None if decode else [end - start])
         batch.rids, batch.seq_lens_cpu = ["mine"], batch.seq_lens
+        batch.intentkv_rows = batch.req_pool_indices
         if not decode:
-            batch.req_pool_indices_cpu = batch.req_pool_indices
             batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu = [end - start], [start]
         q, k, v = self.host.qkv(end - start)
         assert q.shape == (end - start, H_Q * DIM)

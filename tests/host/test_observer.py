@@ -38,9 +38,7 @@ def batch(*requests: tuple[str, int, int], mode: ForwardMode = ForwardMode.EXTEN
     return SimpleNamespace(
         forward_mode=mode,
         rids=list(rids),
-        # A decode step has its rows on the device only.
-        req_pool_indices=torch.arange(1, len(rids) + 1),
-        req_pool_indices_cpu=torch.arange(1, len(rids) + 1) if mode.is_extend() else None,
+        intentkv_rows=torch.arange(1, len(rids) + 1),
         seq_lens_cpu=torch.tensor(prefixes) + torch.tensor(lengths),
         extend_prefix_lens_cpu=list(prefixes),
         extend_seq_lens_cpu=list(lengths),

@@ -20,6 +20,7 @@ class Active:
 
     def __init__(self, states: dict) -> None:
         self.attention = None
+        self.views = SimpleNamespace(running=None)
         self.surprise = SurpriseObserver(S, torch.device("cpu"))
         self.surprise.by_slot.fill_(99.0)  # left by earlier owners
         self.states = states
