@@ -13,7 +13,7 @@ HERMES = {
     "backslash at the end of a string": '<tool_call>{«"path": "C:\\\\"}</tool_call>» text </tool_call>',
     "a string that never ends": '<tool_call>{«"text": "oops}\n</tool_call>» then prose',
     "quoted marker": "The model writes `<tool_call>` and then JSON.",
-    "quoted call": "Write '<tool_call>{\"name\": \"f\"}</tool_call>' to call f.",
+    "quoted call": 'Write \'<tool_call>{"name": "f"}</tool_call>\' to call f.',
     "marker in prose": "A <tool_call> tag opens a call, a </tool_call> tag closes it.",
     "marker alone at the end": "and so <tool_call>",
     "marker and white space at the end": "<tool_call>\n  ",
@@ -33,7 +33,7 @@ HARMONY = {
     '«unctions.w<|message|>{"a": 1}<|call|>»',
     "analysis call": "<|channel|>analysis to=p«ython code<|message|>print(1)<|call|>»",
     "ended by return": '<|channel|>commentary to=f«unctions.w<|message|>{"a": 1}<|return|>»',
-    "ended by end": '<|channel|>commentary to=f«unctions.w<|message|>{}<|end|>»<|start|>assistant<|channel|>final<|message|>x',
+    "ended by end": "<|channel|>commentary to=f«unctions.w<|message|>{}<|end|>»<|start|>assistant<|channel|>final<|message|>x",
     "preamble without recipient": "<|channel|>commentary<|message|>I will call two tools.<|end|>",
     "preamble then call": "<|channel|>commentary<|message|>First: w.<|end|><|start|>assistant to=f«unctions.w<|channel|>"
     "commentary<|message|>{}<|call|>»",
