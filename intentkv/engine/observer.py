@@ -75,6 +75,8 @@ def observe_forward(original: Callable[..., Any], runner: Any, forward_batch: An
     active = runtime.current_or_none()
     if active is None:
         return original(runner, forward_batch, *args, **kwargs)
+    active.confidence.expect(forward_batch)
+    active.actions.begin(forward_batch)
     plan = plan_forward(forward_batch, active.states)
     if plan is None:
         output = original(runner, forward_batch, *args, **kwargs)
@@ -99,8 +101,13 @@ def score_decoding(active: runtime.Runtime, forward_batch: Any) -> None:
             active.score(state, int(forward_batch.req_pool_indices[index]), length, state.query)
 
 
-def observe_queries(backend: Any, q: Tensor, k: Tensor, v: Tensor, layer: Any, *args: Any, **kwargs: Any) -> None:
-    """Before AttentionBackend.forward: hand this layer's rotated queries to the running plan, if there is one."""
+def observe_queries(
+    result: Any, backend: Any, q: Tensor, k: Tensor, v: Tensor, layer: Any, *args: Any, **kwargs: Any
+) -> None:
+    """After AttentionBackend.forward, which has put the new keys into the pool: hand this layer's rotated queries to the
+    running plan, if there is one."""
     active = runtime.current_or_none()
     if active is not None and active.running_plan is not None:
         active.running_plan.feed(layer.layer_id, q.view(q.shape[0], layer.tp_q_head_num, layer.qk_head_dim))
+    if active is not None:
+        active.actions.add(backend, q, layer)

@@ -64,6 +64,7 @@ def open_request(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: 
         spans=spans,
         prompt_tokens=len(ids),
     )
+    active.open_session(state, ids)
     req.intentkv = state
     active.states[req.rid] = state
     active.unaudited += 1
@@ -71,6 +72,7 @@ def open_request(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: 
 
 def apply_while_decoding(result: None, processor: Any, batch: Any, outcome: Any) -> None:
     """After a decode step's result was processed: apply the events whose scores are there."""
+    runtime.current().end_rounds(batch.reqs)
     for req in batch.reqs:
         state = getattr(req, "intentkv", None)
         if state is not None and state.pending is not None:
@@ -83,3 +85,5 @@ def forget_progress(result: None, req: Any) -> None:
     if state is not None:
         state.query = QueryMean()
         state.pending = None
+        if state.action is not None:
+            state.action.forget_region()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 import zlib
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -20,9 +21,12 @@ from torch import Tensor
 from intentkv.apply.live_view import LiveViews
 from intentkv.config import Settings
 from intentkv.engine import activation
-from intentkv.engine.chat_format import message_format
+from intentkv.engine.action_observer import ActionObserver
+from intentkv.engine.chat_format import jinja_template, message_format
+from intentkv.engine.confidence_observer import ConfidenceObserver
 from intentkv.engine.metrics import create_metrics
 from intentkv.engine.state import Pending, RequestState
+from intentkv.keep.auto_budget import AutoBudgets
 from intentkv.keep.forced import forced_mask, whole_pages
 from intentkv.keep.select import candidates, choose_drop, droppable
 from intentkv.observe.query_mean import QueryMean
@@ -31,6 +35,8 @@ from intentkv.score.memory import QueryMemory
 from intentkv.score.registry import make_scorer
 
 logger = logging.getLogger(__name__)
+
+NEVER = 2**31  # tokens; ActKV looks at a generation when a round ends, whatever its length
 
 _runtime: Runtime | None = None
 
@@ -58,8 +64,30 @@ class Runtime:
         self.cache.views = views
         self.cache.decide = self.decide
         self.cache.peak = self.peak
-        self.cache.on_reset = self.memory.clear
+        self.cache.on_reset = self._forget_sessions
         runner.attn_backend.views = views
+        self.budgets = AutoBudgets(
+            settings.budget_init, settings.budget_max, settings.budget_growth, settings.max_sessions
+        )
+        self.confidence = ConfidenceObserver(self.budgets, self.states)
+        if runner.sampling_observer is not None:
+            activation.refuse(
+                ["another plug-in observes sampling already: remove it, or leave it out with SGLANG_PLUGINS"]
+            )
+        runner.sampling_observer = self.confidence
+        template = jinja_template(scheduler.tokenizer, scheduler.server_args.chat_template)
+        self.actions = ActionObserver(settings, scheduler.tokenizer, template, self._pool, views, self._layers)
+
+    def _forget_sessions(self) -> None:
+        for known in (self.memory, self.budgets, self.actions):
+            known.clear()
+
+    def open_session(self, state: RequestState, ids: np.ndarray) -> None:
+        """Give a new request what its session has left for its budget and its scorer; `ids`: `[n]` int64, its prompt."""
+        if state.budget.kind == "auto":
+            state.budget = self.budgets.decide(state.session)
+            self.confidence.waiting += 1
+        self.actions.admit(state, ids)
 
     def score(self, state: RequestState, row: int, length: int, seen: QueryMean) -> None:
         """Score the live history of one request after a forward; keeps the result in `state.pending`.
@@ -68,7 +96,8 @@ class Runtime:
             row: row of `req_to_token`. length: logical tokens now in it. seen: the queries this forward observed.
         """
         begin = time.perf_counter()
-        state.next_look = length + self.settings.trigger
+        state.next_look = length + self.settings.trigger if state.action is None else NEVER
+        self._follow_confidence(state, length)
         forced = self._forced(state, length)
         due = droppable(forced, state.holes, state.budget, self.settings.trigger) > 0
         turn_is_complete = length >= state.prompt_tokens
@@ -88,6 +117,7 @@ class Runtime:
                 query=query,
                 seed=zlib.crc32(state.session.encode()),
                 num_layers=self._layers,
+                keep_scores=None if state.action is None else torch.from_numpy(state.action.keep.at(positions.numpy())),
             )
         )
         state.pending = Pending(scores.cpu().numpy(), length, state.holes)
@@ -95,9 +125,33 @@ class Runtime:
         state.score_ms += seconds * 1e3
         self.metrics.scored(seconds)
 
+    def end_rounds(self, reqs: Sequence[Any]) -> None:
+        """The tokens of a decode step are committed: requests whose round has ended get their event's scores."""
+        for req in self.actions.committed(reqs):
+            # The newest token has not been computed yet.
+            self._score_round(req.intentkv, len(req.origin_input_ids) + len(req.output_ids) - 1)
+
+    def _score_round(self, state: RequestState, length: int) -> None:
+        """An event of ActKV at the end of a round: its scores are on the host, so no device is asked."""
+        assert state.action is not None
+        self._follow_confidence(state, length)
+        forced = self._forced(state, length)
+        if droppable(forced, state.holes, state.budget, self.settings.trigger):
+            scores = state.action.keep.at(candidates(forced, state.holes))
+            state.pending = Pending(scores, length, state.holes)
+
+    def _follow_confidence(self, state: RequestState, length: int) -> None:
+        """A budget of auto is decided anew before each event. While the prompt is computed it stays: admission counts on
+        it."""
+        if state.budget.kind == "auto" and length > state.prompt_tokens:
+            state.budget = self.budgets.decide(state.session)
+
     def decide(self, req: Any, committed: int) -> np.ndarray:
         """Positions to drop now, int64 ascending; called by the cache at a checkpoint that covers `committed` tokens."""
         state: RequestState = req.intentkv
+        if state.action is not None and req.finished():
+            self.actions.finished(req)
+            self._score_round(state, committed)
         pending, state.pending = state.pending, None
         # Scores of another row than this one say nothing about it: the row was computed again, or has other holes now.
         if pending is None or pending.length > committed or not np.array_equal(pending.holes, state.holes):

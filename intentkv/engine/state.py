@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from intentkv.config import Budget
+from intentkv.engine.action_track import ActionTrack
 from intentkv.observe.query_mean import QueryMean
 from intentkv.observe.session import SessionKey
 from intentkv.observe.spans import Spans
@@ -40,6 +41,7 @@ class RequestState:
     prompt_tokens: int
     query: QueryMean = field(default_factory=QueryMean)
     memory: Tensor | None = None  # M_t of this turn, [L, H_q, D], once the query span has been observed
+    action: ActionTrack | None = None  # for requests whose scorer is actkv
     pending: Pending | None = None
     next_look: int = 0  # length at which a generation is looked at again for an event, tokens
     events: int = 0

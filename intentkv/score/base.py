@@ -22,6 +22,8 @@ class ScoreInput:
         query: `[L, H_q, D]` float32, this turn's Enc(q_t).
         seed: equal on all ranks and over all turns of a session.
         num_layers: L.
+        keep_scores: `[n]` float32 on the CPU, LRFU keep scores of the session's actions; None unless the request's scorer is
+            actkv.
     """
 
     layer_keys: Callable[[int], Tensor]
@@ -31,6 +33,7 @@ class ScoreInput:
     query: Tensor
     seed: int
     num_layers: int
+    keep_scores: Tensor | None = None
 
 
 class Scorer(Protocol):

@@ -35,9 +35,16 @@ def _random(settings: "Settings") -> "Scorer":
     return RandomScorer()
 
 
+def _actkv(settings: "Settings") -> "Scorer":
+    from intentkv.score.actkv import ActKVScorer
+
+    return ActKVScorer()
+
+
 SCORERS: dict[str, "Callable[[Settings], Scorer]"] = {
     "intent": _intent,
     "intent-rule": _intent_rule,
+    "actkv": _actkv,
     "streaming": _streaming,
     "random": _random,
 }

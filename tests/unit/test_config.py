@@ -85,7 +85,7 @@ def test_all_bad_flags_are_reported_at_once() -> None:
         *("--intentkv-recent", "1.5"),
     )
     tokens = "a number of tokens from 1 to 2147483647, a share of the history above 0% and up to 100%, or auto"
-    scorers = "one of intent, intent-rule, streaming, random"
+    scorers = "one of intent, intent-rule, actkv, streaming, random"
     assert reasons == (
         f"--intentkv-scorer: expected {scorers}, got 'intnet'; the nearest is 'intent'",
         f"--intentkv-budget: expected {tokens}, got '0'",
