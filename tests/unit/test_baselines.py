@@ -1,9 +1,12 @@
 """The scorers that look at no key, and the registry of all."""
 
+import dataclasses
+
 import pytest
 import torch
 
 from intentkv.config import Settings
+from intentkv.score.actkv import ActKVScorer
 from intentkv.score.base import ScoreInput
 from intentkv.score.random import RandomScorer
 from intentkv.score.registry import SCORERS, make_scorer
@@ -19,6 +22,7 @@ def positions_only(positions: torch.Tensor, seed: int = 0) -> ScoreInput:
         query=torch.ones(1, 1, 4),
         seed=seed,
         num_layers=1,
+        keep_scores=torch.rand(positions.shape),
     )
 
 
@@ -36,8 +40,16 @@ def test_every_scorer_returns_one_number_a_candidate(name: str, n: int) -> None:
 
 
 def test_an_unknown_scorer_lists_the_known() -> None:
-    with pytest.raises(ValueError, match="expected one of intent, intent-rule, streaming, random, got 'h3o'"):
+    with pytest.raises(ValueError, match="expected one of intent, intent-rule, actkv, streaming, random, got 'h3o'"):
         make_scorer("h3o", Settings())
+
+
+def test_actkv_is_the_keep_scores_and_insists_on_them() -> None:
+    x = positions_only(torch.arange(9))
+    assert x.keep_scores is not None
+    assert torch.equal(ActKVScorer().score(x), x.keep_scores)
+    with pytest.raises(ValueError, match="expected the session's keep scores"):
+        ActKVScorer().score(dataclasses.replace(x, keep_scores=None))
 
 
 def test_streaming_keeps_sinks_then_the_newest() -> None:
