@@ -63,28 +63,40 @@ def plan_compaction(
             f"expected row, keep and private of one shape [length] and a page size of at least 1, got {list(row.shape)}, "
             f"{list(keep.shape)}, {list(private.shape)} and {page_size}"
         )
-    pages = row // page_size
+    pages, offsets = np.divmod(row, page_size)
     if (pages[keep] == 0).any():
         raise ValueError(f"expected survivors outside page 0, got position {np.flatnonzero(keep & (pages == 0))[0]}")
     # A page of which any slot is not private, by whichever position, is out of bounds as a whole.
-    out_of_bounds = np.union1d(pages[~private & (pages > 0)], [0])
-    mine = private & ~np.isin(pages, out_of_bounds)
-    if len(np.unique(row[mine])) != np.count_nonzero(mine):
-        raise ValueError("expected every private slot at one position, got one that stands twice in the row")
-    own, of_page = np.unique(pages[mine], return_inverse=True)
-    survivors = np.bincount(of_page, weights=keep[mine], minlength=len(own)).astype(np.int64)
-    needed = -(-int(survivors.sum()) // page_size)
-    latest = np.zeros(len(own), np.int64)
-    np.maximum.at(latest, of_page, np.flatnonzero(mine))
-    packed = own[np.lexsort((latest, survivors))[len(own) - needed :]]
+    known = int(pages.max(initial=0)) + 1
+    out_of_bounds = np.zeros(known, np.bool_)
+    out_of_bounds[pages[~private]] = True
+    out_of_bounds[0] = True
+    mine = np.flatnonzero(private & ~out_of_bounds[pages])
+    is_own = np.zeros(known, np.bool_)
+    is_own[pages[mine]] = True
+    own = np.flatnonzero(is_own)
 
-    stays = np.isin(pages, packed)
-    leaving = np.flatnonzero(mine & keep & ~stays)
-    slots = (np.sort(packed)[:, None] * page_size + np.arange(page_size)).ravel()
-    empty = np.setdiff1d(slots, row[mine & keep & stays], assume_unique=True)
+    # From here on pages are numbered 0, 1, ... so that all arrays are as long as the request, not as the pool.
+    number = np.zeros(known, np.int64)
+    number[own] = np.arange(len(own))
+    page = number[pages[mine]]
+    slot = page * page_size + offsets[mine]
+    if np.bincount(slot, minlength=1).max() > 1:
+        raise ValueError("expected every private slot at one position, got one that stands twice in the row")
+    taken = np.zeros(len(own) * page_size, np.bool_)
+    taken[slot[keep[mine]]] = True
+    survivors = taken.reshape(len(own), page_size).sum(axis=1)
+    latest = np.zeros(len(own), np.int64)
+    latest[page] = mine  # ascending, so the last position of a page is what stays
+    needed = -(-int(survivors.sum()) // page_size)
+    packed = np.zeros(len(own), np.bool_)
+    packed[np.lexsort((latest, survivors))[len(own) - needed :]] = True
+
+    leaving = mine[keep[mine] & ~packed[page]]
+    empty = np.flatnonzero(np.repeat(packed, page_size) & ~taken)[: len(leaving)]
     return CompactionPlan(
         positions=leaving,
         sources=row[leaving],
-        destinations=empty[: len(leaving)],
-        freed=np.setdiff1d(own, packed, assume_unique=True),
+        destinations=own[empty // page_size] * page_size + empty % page_size,
+        freed=own[~packed],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,7 +38,9 @@ class ActionWorld(World):
         self.script: dict[str, list[int]] = {}
         self.attended: dict[str, np.ndarray] = {}
 
-    def session_request(self, tokens: list[int], session: str, answer: str, attended: np.ndarray, query: tuple[int, int]) -> Any:
+    def session_request(
+        self, tokens: list[int], session: str, answer: str, attended: np.ndarray, query: tuple[int, int]
+    ) -> Any:
         """A turn that will say `answer`; its actions attend to the positions `attended` alone, evenly."""
         script = self.tokenizer.encode(answer)
         req = self.request(tokens, session, new=len(script))
@@ -71,7 +74,9 @@ class ActionWorld(World):
         length = len(req.origin_input_ids) + len(req.output_ids)
         live = live_positions(0, length, req.intentkv.holes)
         attention = np.isin(live, self.attended[req.rid]).astype(np.float32)
-        req.intentkv.action.recovered(length - 1, torch.from_numpy(attention / max(1, attention.sum())), req.intentkv.holes)
+        req.intentkv.action.recovered(
+            length - 1, torch.from_numpy(attention / max(1, attention.sum())), req.intentkv.holes
+        )
 
 
 def make_world(monkeypatch: pytest.MonkeyPatch, page_size: int = 1, **settings: Any) -> ActionWorld:
@@ -106,7 +111,7 @@ def test_the_event_comes_with_the_end_of_the_action_and_not_before(monkeypatch: 
     answer = "word " * 40 + '<tool_call>{"name": "f"}</tool_call>' + " word" * 40
     req = world.session_request(prompt, "a", answer, np.arange(8), query=(96, 100))
     live = world.turn(req)
-    drops = [i for i, (before, after) in enumerate(zip(live, live[1:], strict=False)) if after < before]
+    drops = [i for i, (before, after) in enumerate(itertools.pairwise(live)) if after < before]
     ends = world.script[req.rid].index(world.tokenizer.encode("</tool_call>")[0])
     assert len(drops) == 2  # when the call is complete, and when the answer is
     assert drops[0] + 2 == ends  # the first token comes from the prefill
@@ -129,7 +134,9 @@ def test_the_next_turn_goes_on_with_the_keep_scores(monkeypatch: pytest.MonkeyPa
     stranger = world.session_request(text, "b", ANSWER, np.array([9]), query=(0, 4))
     assert not stranger.intentkv.action.keep.at(np.arange(60)).any()
     world.cache.reset()
-    assert not world.session_request(text, "a", ANSWER, np.array([9]), (0, 4)).intentkv.action.keep.at(np.arange(60)).any()
+    assert (
+        not world.session_request(text, "a", ANSWER, np.array([9]), (0, 4)).intentkv.action.keep.at(np.arange(60)).any()
+    )
 
 
 def test_an_aborted_turn_leaves_the_last_finished_one(monkeypatch: pytest.MonkeyPatch) -> None:
