@@ -14,6 +14,14 @@ logger = logging.getLogger(__name__)
 RAW = "every prompt is read as raw text, whose system prefix is its first tokens and whose question is its end"
 
 
+def jinja_template(tokenizer: Any, chat_template: str | None) -> str | None:
+    """The Jinja text in force, or None; arguments as of `message_format`."""
+    if chat_template is None:
+        return getattr(tokenizer, "chat_template", None)
+    path = Path(chat_template)
+    return path.read_text(encoding="utf-8") if path.suffix == ".jinja" and path.is_file() else None
+
+
 def message_format(tokenizer: Any, chat_template: str | None) -> MessageFormat | None:
     """The message format of the served model, or None where only raw prompts can be read.
 
@@ -21,10 +29,7 @@ def message_format(tokenizer: Any, chat_template: str | None) -> MessageFormat |
         tokenizer: the scheduler's tokenizer. chat_template: the value of `--chat-template`, a Jinja file or the name of
             a conversation template built into SGLang (whose boundaries cannot be derived).
     """
-    template = getattr(tokenizer, "chat_template", None)
-    if chat_template is not None:
-        path = Path(chat_template)
-        template = path.read_text(encoding="utf-8") if path.suffix == ".jinja" and path.is_file() else None
+    template = jinja_template(tokenizer, chat_template)
     if template is None:
         logger.warning("intentkv found no Jinja chat template: %s", RAW)
         return None

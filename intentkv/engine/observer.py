@@ -132,6 +132,8 @@ def observe_forward(original: Callable[..., Any], runner: Any, forward_batch: An
 def _observed(
     active: runtime.Runtime, original: Callable[..., Any], runner: Any, forward_batch: Any, *args: Any, **kwargs: Any
 ) -> Any:
+    active.confidence.expect(forward_batch)
+    active.actions.begin(forward_batch)
     if forward_batch.out_cache_loc is not None:
         for by_slot in (active.surprise, active.attention):
             if by_slot is not None:
@@ -164,6 +166,8 @@ def observe_queries(
     active = runtime.current_or_none()
     if active is not None and active.running_plan is not None:
         active.running_plan.feed(layer.layer_id, q.view(q.shape[0], layer.tp_q_head_num, layer.qk_head_dim))
+    if active is not None:
+        active.actions.add(backend, q, layer)
 
 
 def observe_hidden_states(

@@ -69,6 +69,7 @@ def open_request(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: 
         needs=active.needs(settings.scorer),
         tap=active.tap(settings.scorer),
     )
+    active.open_session(state, ids)
     req.intentkv = state
     active.states[req.rid] = state
     active.unaudited += 1
@@ -80,6 +81,7 @@ def apply_while_decoding(result: None, processor: Any, batch: Any, outcome: Any)
     An event of the step launched after it waits for its own result: a request retracted in between computes that step
     again, behind the holes that it was computed behind.
     """
+    runtime.current().end_rounds(batch.reqs)
     for req in batch.reqs:
         state = getattr(req, "intentkv", None)
         if state is not None and state.pending is not None and state.pending.length < req.seqlen:
@@ -91,3 +93,5 @@ def take_back_event(result: None, req: Any) -> None:
     state = getattr(req, "intentkv", None)
     if state is not None and state.pending is not None:
         state.look, state.pending = state.pending.length, None
+    if state is not None and state.action is not None:
+        state.action.forget_region()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -23,13 +23,16 @@ from intentkv.apply import rows
 from intentkv.apply.live_view import LiveViews
 from intentkv.config import Settings
 from intentkv.engine import activation
-from intentkv.engine.chat_format import message_format, token_marks
+from intentkv.engine.action_observer import ActionObserver
+from intentkv.engine.chat_format import jinja_template, message_format, token_marks
 from intentkv.engine.collected import AttentionTap, covariance_input, window_input
+from intentkv.engine.confidence_observer import ConfidenceObserver
 from intentkv.engine.live_backends import attach_views
 from intentkv.engine.metrics import create_metrics
 from intentkv.engine.state import Pending, RequestState, Turn
 from intentkv.engine.surprise import SurpriseObserver, lm_head_problem
 from intentkv.keep import moments
+from intentkv.keep.auto_budget import AutoBudgets
 from intentkv.keep.forced import forced_mask, whole_pages
 from intentkv.keep.select import candidates, choose_drop, droppable
 from intentkv.observe.attention_mass import AttentionMass
@@ -39,6 +42,8 @@ from intentkv.score.memory import QueryMemory
 from intentkv.score.registry import make_scorer
 
 logger = logging.getLogger(__name__)
+
+NEVER = 2**31  # tokens; ActKV looks at a generation when a round ends, whatever its length
 
 _runtime: Runtime | None = None
 
@@ -75,11 +80,33 @@ class Runtime:
         self.cache.stop = self.stop
         self.cache.usable = self.usable
         self.cache.peak = self.peak
-        self.cache.on_reset = self.memory.clear
+        self.cache.on_reset = self._forget_sessions
         attach_views(runner.attn_backend, self.views)
+        self.budgets = AutoBudgets(
+            settings.budget_init, settings.budget_max, settings.budget_growth, settings.max_sessions
+        )
+        self.confidence = ConfidenceObserver(self.budgets, self.states)
+        if runner.sampling_observer is not None:
+            activation.refuse(
+                ["another plug-in observes sampling already: remove it, or leave it out with SGLANG_PLUGINS"]
+            )
+        runner.sampling_observer = self.confidence
+        template = jinja_template(scheduler.tokenizer, scheduler.server_args.chat_template)
+        self.actions = ActionObserver(settings, scheduler.tokenizer, template, self._pool, self.views, self._layers)
         problem = self.prepare(settings.scorer)
         if problem is not None:
             activation.refuse([f"--intentkv-scorer {settings.scorer}: {problem}"])
+
+    def _forget_sessions(self) -> None:
+        for known in (self.memory, self.budgets, self.actions):
+            known.clear()
+
+    def open_session(self, state: RequestState, ids: np.ndarray) -> None:
+        """Give a new request what its session has left for its budget and its scorer; `ids`: `[n]` int64, its prompt."""
+        if state.budget.kind == "auto":
+            state.budget = self.budgets.decide(state.session)
+            self.confidence.waiting += 1
+        self.actions.admit(state, ids)
 
     def prepare(self, scorer: str) -> str | None:
         """Get ready to observe what a scorer needs; returns why that cannot be done, or None. Cheap when repeated."""
@@ -118,6 +145,7 @@ class Runtime:
         if length < state.look:
             return
         begin = time.perf_counter()
+        self._follow_confidence(state, length)
         holes = state.holes
         if self._due(state, length, holes):
             drop = rows.droppable(self._choose(state, row, length), holes, length, self.page_size)
@@ -151,6 +179,7 @@ class Runtime:
                 attention=None if state.tap is None else state.tap.received(slots),
                 covariance=turn.covariance,
                 layer_values=self._pool.get_value_buffer if "values" in state.needs else None,
+                keep_scores=None if state.action is None else torch.from_numpy(state.action.keep.at(positions.numpy())),
             )
         )
         host = scores.cpu().numpy()
@@ -164,9 +193,25 @@ class Runtime:
         query = observed.mean()
         return Turn(query, remember(state.session, query), covariance_input(observed))
 
+    def end_rounds(self, reqs: Sequence[Any]) -> None:
+        """The tokens of a decode step are committed: requests whose round has ended are looked at after their next step."""
+        for req in self.actions.committed(reqs):
+            req.intentkv.look = 0
+
+    def _follow_confidence(self, state: RequestState, length: int) -> None:
+        """A budget of auto is decided anew before each event. While the prompt is computed it stays: admission counts on
+        it."""
+        if state.budget.kind == "auto" and length > state.prompt_tokens:
+            state.budget = self.budgets.decide(state.session)
+
     def decide(self, req: Any, committed: int) -> np.ndarray:
         """Positions to drop now, int64 ascending; called by the cache at a checkpoint that covers `committed` tokens."""
         state: RequestState = req.intentkv
+        if state.action is not None and req.finished():
+            self.actions.finished(req)
+            if state.pending is None or state.pending.length > committed:
+                state.look = committed
+                self.look(state, req.kv.req_pool_idx, committed)
         pending = state.pending
         # The next step may have been launched, and have held an event, before this checkpoint: that one comes later.
         if pending is None or pending.length > committed:
@@ -209,6 +254,8 @@ class Runtime:
         """Set when the request is looked at next, after `length` tokens, with `holes`."""
         if length < state.goal:
             state.look = self._moment(state, length, state.goal, holes)
+        elif state.action is not None:
+            state.look = NEVER
         else:
             state.look = moments.while_generating(length, state.prompt_tokens, self.settings.trigger)
         state.glimpse = state.new_query()

@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from intentkv.config import Budget
+from intentkv.engine.action_track import ActionTrack
 from intentkv.observe.query_mean import QueryMean
 from intentkv.observe.query_moments import QueryMoments
 from intentkv.observe.query_window import QueryWindow
@@ -65,6 +66,7 @@ class RequestState:
     glimpse_from: int = 0  # position from which on tokens belong to the glimpse of the next event
     window: QueryWindow | None = field(init=False)
     turn: Turn | None = None  # once the whole prompt has been observed
+    action: ActionTrack | None = None  # for scorers that need keep scores
     pending: Pending | None = None
     goal: int = 0  # length that the prefill computes up to, tokens
     look: int = 0  # length at which the request is looked at next for an event, tokens

@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-Need = Literal["surprise", "window", "attention", "covariance", "values"]
+Need = Literal["surprise", "window", "attention", "covariance", "values", "keep_scores"]
 """What the engine collects only for requests whose scorer declares it; each is a field of `ScoreInput`."""
 
 
@@ -76,6 +76,7 @@ class ScoreInput:
             was computed, summed over layers, heads and queries.
         covariance: for scorers that need "covariance": `[L, H_q, D, D]` float32, of the queries whose mean is `query`.
         layer_values: for scorers that need "values": as `layer_keys`, the paged values `[S, H_kv, D]`.
+        keep_scores: for scorers that need "keep_scores": `[n]` float32 on the CPU, LRFU keep scores of the session's actions.
     """
 
     layer_keys: Callable[[int], Tensor]
@@ -91,6 +92,7 @@ class ScoreInput:
     attention: Tensor | None = None
     covariance: Tensor | None = None
     layer_values: Callable[[int], Tensor] | None = None
+    keep_scores: Tensor | None = None
 
 
 class Scorer(Protocol):

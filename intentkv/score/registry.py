@@ -77,10 +77,17 @@ def _r_kv(settings: "Settings") -> "Scorer":
     return RKVScorer()
 
 
+def _actkv(settings: "Settings") -> "Scorer":
+    from intentkv.score.actkv import ActKVScorer
+
+    return ActKVScorer()
+
+
 SCORERS: dict[str, "Callable[[Settings], Scorer]"] = {
     "intent": _intent,
     "intent-rule": _intent_rule,
     "surprise": _surprise,
+    "actkv": _actkv,
     "streaming": _streaming,
     "random": _random,
     "random-sentence": _random_sentence,

@@ -58,7 +58,10 @@ class SessionWorld(World):
         keys = SimpleNamespace(get_key_buffer=lambda layer: self.states.float().unsqueeze(1))
         layer = RadixAttention(num_heads=1, head_dim=WIDTH, scaling=1.0, num_kv_heads=1, layer_id=0)
         runner = SimpleNamespace(
-            model=Model(layer), model_config=SimpleNamespace(num_hidden_layers=1), attn_backend=SimpleNamespace()
+            model=Model(layer),
+            model_config=SimpleNamespace(num_hidden_layers=1),
+            attn_backend=SimpleNamespace(views=None),
+            sampling_observer=None,
         )
         self.runtime = Runtime(
             Settings(trigger=trigger, recent=8),

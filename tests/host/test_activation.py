@@ -70,7 +70,8 @@ def test_off_is_pristine() -> None:
     platform = {"intentkv.engine.platform", "intentkv.engine.cpu_platform"}  # the entry point of another group
     carriers = {
         "intentkv", "intentkv.plugin", "intentkv.engine", "intentkv.engine.flags", "intentkv.engine.inventory",
-        "intentkv.config", "intentkv.checks", "intentkv.errors", "intentkv.keep", "intentkv.keep.budget",
+        "intentkv.config", "intentkv.checks", "intentkv.errors", "intentkv.keep", "intentkv.keep.budget", "intentkv.observe",
+        "intentkv.observe.call_templates",
         "intentkv.score", "intentkv.score.registry", "intentkv.patches",
     }  # fmt: skip
     assert set(found["modules"]) <= carriers | platform

@@ -25,7 +25,7 @@ from intentkv.observe.attention_mass import AttentionMass
 from intentkv.observe.query_moments import QueryMoments
 from intentkv.observe.query_window import WINDOW_ROWS
 from intentkv.score.base import Need
-from tests.host.test_observer import batch, state_with
+from tests.host.test_observer import batch, idle, state_with
 from tests.kernels.host import DIM, H_Q, Host
 
 LAYERS = 2
@@ -161,6 +161,7 @@ class Served:
             views=self.views,
             states={},
             running_plan=None,
+            **idle(),
             look=lambda *request: None,
         )
 

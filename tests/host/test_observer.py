@@ -45,6 +45,12 @@ def batch(*requests: tuple[str, int, int], mode: ForwardMode = ForwardMode.EXTEN
     )
 
 
+def idle() -> dict[str, SimpleNamespace]:
+    """What the hooks ask of a runtime beside its plan, with nothing to do."""
+    nothing = lambda *args: None
+    return {"actions": SimpleNamespace(begin=nothing, add=nothing), "confidence": SimpleNamespace(expect=nothing)}
+
+
 def test_rows_are_counted_over_the_whole_batch() -> None:
     """Other people's requests take rows too; the span is cut to what this forward computes."""
     mine = state_with((130, 160), 160)

@@ -10,7 +10,7 @@ import torch
 from intentkv.engine import observer, runtime
 from intentkv.engine.surprise import SurpriseObserver, lm_head_problem
 from intentkv.kernels.surprise import token_surprise
-from tests.host.test_observer import batch, state_with
+from tests.host.test_observer import batch, idle, state_with
 
 E, V, S = 8, 40, 30
 
@@ -21,6 +21,7 @@ class Active:
     def __init__(self, states: dict) -> None:
         self.attention = None
         self.views = SimpleNamespace(running=None)
+        vars(self).update(idle())
         self.surprise = SurpriseObserver(S, torch.device("cpu"))
         self.surprise.by_slot.fill_(99.0)  # left by earlier owners
         self.states = states

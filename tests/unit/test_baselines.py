@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from intentkv.config import Settings
+from intentkv.score.actkv import ActKVScorer
 from intentkv.score.base import ScoreInput, Window
 from intentkv.score.h2o import H2OScorer
 from intentkv.score.random import RandomScorer
@@ -39,6 +40,7 @@ def positions_only(positions: torch.Tensor, seed: int = 0) -> ScoreInput:
         attention=torch.rand(n),
         covariance=torch.eye(4).view(1, 1, 4, 4),
         layer_values=lambda layer: torch.randn(64, 1, 4),
+        keep_scores=torch.rand(positions.shape),
     )
 
 
@@ -70,6 +72,7 @@ def test_a_scorer_says_what_it_was_not_given(name: str) -> None:
         "attention": "attention",
         "covariance": "covariance",
         "values": "layer_values",
+        "keep_scores": "keep_scores",
     }
     x = positions_only(torch.arange(20))
     for need, field in fields.items():
@@ -79,6 +82,12 @@ def test_a_scorer_says_what_it_was_not_given(name: str) -> None:
                 scorer.score(without)
         else:
             assert len(scorer.score(without)) == 20
+
+
+def test_actkv_is_the_keep_scores() -> None:
+    x = positions_only(torch.arange(9))
+    assert x.keep_scores is not None
+    assert torch.equal(ActKVScorer().score(x), x.keep_scores)
 
 
 def test_streaming_keeps_sinks_then_the_newest() -> None:
