@@ -48,6 +48,9 @@ _FIELDS: dict[str, _Field] = {
     "memory_decay": _Field(checks.number(0, 100), "X", "lambda of the session's query memory; 0 never forgets"),
     "max_sessions": _Field(checks.integer(1), "N", "sessions remembered; the least recently used one goes first"),
     "recent": _Field(checks.integer(0), "N", "tokens at the end of the context that are always kept"),
+    "trace": _Field(
+        checks.folder, "DIR", "write what was decided, with token ids, as JSON lines for `intentkv report`"
+    ),
 }
 
 
@@ -63,6 +66,7 @@ class Settings:
         memory_decay: lambda of `M_t = exp(-lambda) M_(t-1) + Enc(q_t)`.
         max_sessions: sessions the query memory holds.
         recent: tokens at the end that are always kept.
+        trace: folder for the trace, absolute; None writes none.
     """
 
     scorer: str = "intent"
@@ -72,10 +76,13 @@ class Settings:
     memory_decay: float = 0.5
     max_sessions: int = 1024
     recent: int = 64
+    trace: str | None = None
 
     def to_dict(self) -> dict[str, str | int | float]:
-        """Plain values only, so that they survive JSON and unpickling in a process that lacks this package."""
-        return {**dataclasses.asdict(self), "budget": str(self.budget)}
+        """Plain values only, so that they survive JSON and unpickling in a process that lacks this package; what is
+        None is left out."""
+        values = {**dataclasses.asdict(self), "budget": str(self.budget)}
+        return {name: value for name, value in values.items() if value is not None}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> "Settings":
@@ -107,7 +114,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     defaults = Settings().to_dict()
     for name, field in _FIELDS.items():
-        text = f"{field.help} (default: {defaults[name]})".replace("%", "%%")
+        text = f"{field.help} (default: {defaults.get(name, 'none')})".replace("%", "%%")
         group.add_argument(_flag(name), default=None, metavar=field.metavar, help=text)
     group.add_argument(
         _flag("config"), default=None, metavar="FILE", help="TOML file with the same keys; flags beat it"

@@ -23,6 +23,7 @@ from intentkv.engine import activation
 from intentkv.engine.chat_format import message_format
 from intentkv.engine.metrics import create_metrics
 from intentkv.engine.state import Pending, RequestState
+from intentkv.engine.tracing import create_trace
 from intentkv.keep.forced import forced_mask, whole_pages
 from intentkv.keep.select import candidates, choose_drop, droppable
 from intentkv.observe.query_mean import QueryMean
@@ -47,6 +48,7 @@ class Runtime:
         self.cache: Any = scheduler.tree_cache
         self.memory = QueryMemory(settings.memory_decay, settings.max_sessions)
         self.metrics = create_metrics(self.cache, get_observability().enable_metrics)
+        self.trace = create_trace(settings, scheduler)
         self._scorers: dict[str, Scorer] = {}
         self.format = message_format(scheduler.tokenizer, scheduler.server_args.chat_template)
         self._rows: Tensor = scheduler.req_to_token_pool.req_to_token
@@ -58,6 +60,7 @@ class Runtime:
         self.cache.views = views
         self.cache.decide = self.decide
         self.cache.peak = self.peak
+        self.cache.applied = self.trace.applied
         self.cache.on_reset = self.memory.clear
         runner.attn_backend.views = views
 
@@ -108,6 +111,7 @@ class Runtime:
         forced = self._forced(state, pending.length)
         drop = choose_drop(pending.scores, forced, state.holes, state.budget, self.settings.trigger, self.page_size)
         state.events += len(drop) > 0
+        self.trace.decided(state, pending, forced)
         return drop
 
     def _forced(self, state: RequestState, length: int) -> np.ndarray:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,6 +43,7 @@ class RequestState:
     memory: Tensor | None = None  # M_t of this turn, [L, H_q, D], once the query span has been observed
     pending: Pending | None = None
     next_look: int = 0  # length at which a generation is looked at again for an event, tokens
+    opened: float = field(default_factory=time.monotonic)  # when the scheduler took the request in, seconds
     events: int = 0
     score_ms: float = 0.0
     holes: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
