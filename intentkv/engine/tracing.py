@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from sglang.srt.managers.utils import is_health_check_generate_req
 from sglang.srt.runtime_context import get_parallel
 
 from intentkv import __version__
@@ -72,6 +73,8 @@ class FileTrace:
         )
 
     def finished(self, req: Any, state: RequestState, report: dict[str, Any]) -> None:
+        if is_health_check_generate_req(req):
+            return  # every few seconds, and nobody's session
         self._writer.offer(
             FinishNote(
                 origin=_origin(req, state),

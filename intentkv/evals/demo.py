@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget", default="25%", help="history tokens kept: a number, or a share such as 25%%")
 
 
-def run_demo(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Plays the session on both servers, one after the other, and prints the table.
 
     Returns the exit status: 0 done, 1 a server failed (its log's end is printed), 130 interrupted. No server outlives it.
