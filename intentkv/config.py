@@ -69,6 +69,9 @@ _FIELDS: dict[str, _Field] = {
     "action_template": _Field(
         _action_template, "NAME|OPEN...CLOSE", f"actkv: how calls are written: {', '.join(TEMPLATES)}, or two markers"
     ),
+    "trace": _Field(
+        checks.folder, "DIR", "write what was decided, with token ids, as JSON lines for `intentkv report`"
+    ),
 }
 
 
@@ -88,6 +91,7 @@ class Settings:
             factor it grows by.
         lrfu_decay, top_p: ActKV's lambda, and the share of an action's attention whose entries are hits.
         action_template: how the model writes calls, see `observe.call_templates`; `auto` asks its chat template.
+        trace: folder for the trace, absolute; None writes none.
     """
 
     scorer: str = "intent"
@@ -103,10 +107,13 @@ class Settings:
     lrfu_decay: float = 0.5
     top_p: float = 0.9
     action_template: str = "auto"
+    trace: str | None = None
 
     def to_dict(self) -> dict[str, str | int | float]:
-        """Plain values only, so that they survive JSON and unpickling in a process that lacks this package."""
-        return {**dataclasses.asdict(self), "budget": str(self.budget)}
+        """Plain values only, so that they survive JSON and unpickling in a process that lacks this package; what is
+        None is left out."""
+        values = {**dataclasses.asdict(self), "budget": str(self.budget)}
+        return {name: value for name, value in values.items() if value is not None}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> "Settings":
@@ -138,7 +145,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     defaults = Settings().to_dict()
     for name, field in _FIELDS.items():
-        text = f"{field.help} (default: {defaults[name]})".replace("%", "%%")
+        text = f"{field.help} (default: {defaults.get(name, 'none')})".replace("%", "%%")
         group.add_argument(_flag(name), default=None, metavar=field.metavar, help=text)
     group.add_argument(
         _flag("config"), default=None, metavar="FILE", help="TOML file with the same keys; flags beat it"

@@ -71,6 +71,11 @@ _RULES: tuple[_Rule, ...] = (
 )
 
 
+def all_refusals() -> list[str]:
+    """What no server starts with, one line each; models and attention backends are judged one by one."""
+    return [reason for _, reason in _RULES]
+
+
 def reasons_against(config: Any, *, resolved: bool = False) -> list[str]:
     """Reasons in the server arguments; `resolved` also looks at what SGLang chooses when nothing was asked for."""
     reasons = [reason for rule, reason in _RULES if rule(config)]

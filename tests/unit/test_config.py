@@ -63,6 +63,18 @@ def test_every_flag_is_read() -> None:
     assert settings == Settings("streaming", Budget("share", 12.5), 1, "mask", 0.0, 7, 0)
 
 
+def test_a_trace_folder_is_made_absolute_and_must_be_possible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = from_flags("--enable-intentkv", "--intentkv-trace", "new/traces")
+    assert settings is not None and settings.trace == str(tmp_path / "new" / "traces")
+    assert Settings.from_dict(json.loads(json.dumps(settings.to_dict()))) == settings
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "file").write_text("")
+    for bad in ("file", "file/below", "", "a\0b"):
+        (reason,) = refusal(from_flags, "--enable-intentkv", "--intentkv-trace", bad)
+        assert reason.startswith("--intentkv-trace: expected a folder")
+
+
 def test_help_names_every_scorer_and_default() -> None:
     parser = argparse.ArgumentParser()
     add_flags(parser)
