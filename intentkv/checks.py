@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import os
 import unicodedata
 from collections.abc import Callable, Iterable
 
@@ -81,6 +82,13 @@ def switch(raw: object) -> bool:
     if isinstance(raw, bool):
         return raw
     raise ValueError(f"expected true or false, got {shown(raw)}")
+
+
+def file_path(raw: object) -> str:
+    """A check for the path of a file that is there; gives it absolute, since other processes may start elsewhere."""
+    if not isinstance(raw, str | os.PathLike) or not os.path.isfile(raw):
+        raise ValueError(f"expected the path of a file, got {shown(raw)}, where there is none")
+    return os.path.abspath(raw)
 
 
 def session_id(raw: object) -> str:

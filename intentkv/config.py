@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from intentkv import checks
 from intentkv.errors import SettingsError
 from intentkv.keep.budget import DEFAULT_BUDGET, Budget
-from intentkv.score.registry import SCORERS
+from intentkv.score.registry import HEAD_SCORER, SCORERS
 
 __all__ = [
     "Budget",
@@ -48,6 +48,9 @@ _FIELDS: dict[str, _Field] = {
     "memory_decay": _Field(checks.number(0, 100), "X", "lambda of the session's query memory; 0 never forgets"),
     "max_sessions": _Field(checks.integer(1), "N", "sessions remembered; the least recently used one goes first"),
     "recent": _Field(checks.integer(0), "N", "tokens at the end of the context that are always kept"),
+    "head": _Field(
+        checks.file_path, "FILE", f"residual head, a .safetensors file; the scorer is then {HEAD_SCORER} unless named"
+    ),
 }
 
 
@@ -63,6 +66,7 @@ class Settings:
         memory_decay: lambda of `M_t = exp(-lambda) M_(t-1) + Enc(q_t)`.
         max_sessions: sessions the query memory holds.
         recent: tokens at the end that are always kept.
+        head: the residual head's file, absolute, or None. Whether it fits the model is checked when the model is known.
     """
 
     scorer: str = "intent"
@@ -72,10 +76,12 @@ class Settings:
     memory_decay: float = 0.5
     max_sessions: int = 1024
     recent: int = 64
+    head: str | None = None
 
     def to_dict(self) -> dict[str, str | int | float]:
         """Plain values only, so that they survive JSON and unpickling in a process that lacks this package."""
-        return {**dataclasses.asdict(self), "budget": str(self.budget)}
+        values = {**dataclasses.asdict(self), "budget": str(self.budget)}
+        return {name: value for name, value in values.items() if value is not None}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> "Settings":
@@ -107,7 +113,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     defaults = Settings().to_dict()
     for name, field in _FIELDS.items():
-        text = f"{field.help} (default: {defaults[name]})".replace("%", "%%")
+        text = f"{field.help} (default: {defaults.get(name, 'none')})".replace("%", "%%")
         group.add_argument(_flag(name), default=None, metavar=field.metavar, help=text)
     group.add_argument(
         _flag("config"), default=None, metavar="FILE", help="TOML file with the same keys; flags beat it"
@@ -171,6 +177,8 @@ def parse_request(custom_params: object, session_id: object, defaults: Settings)
     ]
     reasons: list[str] = []
     values = _check_all(entries, _REQUEST_CHECKS, "intentkv_", reasons)
+    if values.get("scorer") == HEAD_SCORER and defaults.head is None:
+        reasons.append(f"intentkv_scorer: {HEAD_SCORER} needs a server that was started with --intentkv-head")
     if session_id is not None:
         values |= _check_all([("session_id", "session", session_id)], _REQUEST_CHECKS, "", reasons)
         own = params.get("intentkv_session")
@@ -203,6 +211,10 @@ def _read_file(path: str, reasons: list[str]) -> list[tuple[str, str, object]]:
 
 def _checked(entries: list[tuple[str, str, object]], reasons: list[str]) -> Settings:
     values = _check_all(entries, {name: field.check for name, field in _FIELDS.items()}, "", reasons)
+    if "head" in values:
+        values = {"scorer": HEAD_SCORER, **values}
+    elif values.get("scorer") == HEAD_SCORER and not any(name == "head" for _, name, _ in entries):
+        reasons.append(f"scorer {HEAD_SCORER} reads a residual head: set --intentkv-head to its file")
     if reasons:
         raise SettingsError(reasons)
     return Settings(**values)

@@ -15,9 +15,7 @@ from torch import Tensor
 from intentkv.engine import runtime
 from intentkv.engine.state import RequestState
 from intentkv.observe.query_mean import QueryMean
-
-# A chunk that ends before the query span lends its own last rows as a stand-in for the query.
-GLIMPSE_ROWS = 64
+from intentkv.observe.spans import GLIMPSE_TOKENS
 
 
 @dataclass
@@ -63,7 +61,7 @@ def plan_forward(forward_batch: Any, states: Mapping[str, RequestState]) -> Forw
             first, last = max(prefix, state.spans.query[0]), min(end, state.spans.query[1])
             into = state.query
             if first >= last:
-                first, last, into = max(prefix, end - GLIMPSE_ROWS), end, QueryMean()
+                first, last, into = max(prefix, end - GLIMPSE_TOKENS), end, QueryMean()
             shift = offset - prefix
             watched.append(Watched(state, row, end, into, first + shift, last + shift))
         offset += length

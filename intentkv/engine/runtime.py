@@ -26,9 +26,10 @@ from intentkv.engine.state import Pending, RequestState
 from intentkv.keep.forced import forced_mask, whole_pages
 from intentkv.keep.select import candidates, choose_drop, droppable
 from intentkv.observe.query_mean import QueryMean
+from intentkv.observe.spans import query_positions
 from intentkv.score.base import ScoreInput, Scorer
 from intentkv.score.memory import QueryMemory
-from intentkv.score.registry import make_scorer
+from intentkv.score.registry import HEAD_SCORER, make_scorer
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,8 @@ class Runtime:
         self.memory = QueryMemory(settings.memory_decay, settings.max_sessions)
         self.metrics = create_metrics(self.cache, get_observability().enable_metrics)
         self._scorers: dict[str, Scorer] = {}
+        if settings.head is not None:
+            self._scorer(HEAD_SCORER)  # now, since a file that is gone must stop the start, not a request
         self.format = message_format(scheduler.tokenizer, scheduler.server_args.chat_template)
         self._rows: Tensor = scheduler.req_to_token_pool.req_to_token
         self._pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
@@ -79,6 +82,7 @@ class Runtime:
         if not due:
             return
         positions = torch.from_numpy(candidates(forced, state.holes))
+        asked = torch.from_numpy(query_positions(state.spans, length, state.holes))
         scores = self._scorer(state.scorer).score(
             ScoreInput(
                 layer_keys=self._pool.get_key_buffer,
@@ -88,6 +92,7 @@ class Runtime:
                 query=query,
                 seed=zlib.crc32(state.session.encode()),
                 num_layers=self._layers,
+                query_slots=self._rows[row, asked.to(self._rows.device)].long(),
             )
         )
         state.pending = Pending(scores.cpu().numpy(), length, state.holes)

@@ -1,9 +1,10 @@
 """What a scorer is given and what it must return."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -22,6 +23,8 @@ class ScoreInput:
         query: `[L, H_q, D]` float32, this turn's Enc(q_t).
         seed: equal on all ranks and over all turns of a session.
         num_layers: L.
+        query_slots: `[q]` int64, rows in the paged keys of the tokens that `query` is the mean of, in order. May
+            be empty.
     """
 
     layer_keys: Callable[[int], Tensor]
@@ -31,6 +34,7 @@ class ScoreInput:
     query: Tensor
     seed: int
     num_layers: int
+    query_slots: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
 
 class Scorer(Protocol):

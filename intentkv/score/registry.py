@@ -23,6 +23,16 @@ def _intent_rule(settings: "Settings") -> "Scorer":
     return RuleScorer("intent-rule", temperature=1.0)
 
 
+def _intent_head(settings: "Settings") -> "Scorer":
+    from pathlib import Path
+
+    from intentkv.score.intent_head import IntentHeadScorer
+
+    if settings.head is None:
+        raise ValueError(f"scorer {HEAD_SCORER}: expected a head, got none: set --intentkv-head")
+    return IntentHeadScorer.from_file(Path(settings.head))
+
+
 def _streaming(settings: "Settings") -> "Scorer":
     from intentkv.score.streaming import StreamingScorer
 
@@ -35,9 +45,12 @@ def _random(settings: "Settings") -> "Scorer":
     return RandomScorer()
 
 
+HEAD_SCORER = "intent-head"  # the one that reads --intentkv-head
+
 SCORERS: dict[str, "Callable[[Settings], Scorer]"] = {
     "intent": _intent,
     "intent-rule": _intent_rule,
+    HEAD_SCORER: _intent_head,
     "streaming": _streaming,
     "random": _random,
 }

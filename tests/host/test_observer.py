@@ -11,11 +11,11 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from intentkv.config import Budget
-from intentkv.engine.observer import GLIMPSE_ROWS, plan_forward
+from intentkv.engine.observer import plan_forward
 from intentkv.engine.state import RequestState
 from intentkv.observe.query_mean import QueryMean
 from intentkv.observe.session import SessionKey
-from intentkv.observe.spans import Spans
+from intentkv.observe.spans import GLIMPSE_TOKENS, Spans
 
 
 def state_with(query: tuple[int, int], prompt: int) -> RequestState:
@@ -50,7 +50,7 @@ def test_a_chunk_before_the_query_lends_its_last_rows() -> None:
     plan = plan_forward(batch(("mine", 100, 200)), {"mine": mine})
     assert plan is not None
     (watched,) = plan.watched
-    assert (watched.start, watched.stop) == (200 - GLIMPSE_ROWS, 200)
+    assert (watched.start, watched.stop) == (200 - GLIMPSE_TOKENS, 200)
     assert watched.into is not mine.query
 
 
