@@ -69,12 +69,14 @@ class Renderer:
         turns, rewritten, seen = [], 0, 0
         for i, message in enumerate(trace):
             if message.role == "assistant" and i > 0:
-                prompt = self._template(messages[:i], generation=True)
-                start = self._encode(prompt)
-                if text.startswith(prompt) and np.array_equal(start, ids[: len(start)]):
-                    turns.append(Turn(len(start), len(prompt), tuple(calls[seen:])))
-                else:
+                # Some templates write the header in another way once the answer is there: then the prompt ends before it.
+                prompts = [self._template(messages[:i], generation=header) for header in (True, False)]
+                found = ((prompt, self._encode(prompt)) for prompt in prompts if text.startswith(prompt))
+                same = next((pair for pair in found if np.array_equal(pair[1], ids[: len(pair[1])])), None)
+                if same is None:
                     rewritten += 1
+                else:
+                    turns.append(Turn(len(same[1]), len(same[0]), tuple(calls[seen:])))
             seen += len(message.calls)
         own = label_tokens(offsets, _own_text(text, trace))
         return Rendered(text, ids, offsets, own, tuple(turns), rewritten)

@@ -114,7 +114,7 @@ class Trainer:
             run.optimizer.zero_grad()
             for i in batch:
                 loss = self._loss(run.head, i)
-                (loss / len(batch)).backward()
+                (loss / len(batch)).backward()  # type: ignore[no-untyped-call]
                 total += loss.item()
             if not math.isfinite(total) or not all(
                 torch.isfinite(p.grad).all() for p in run.head.parameters() if p.grad is not None

@@ -5,6 +5,15 @@ import string
 
 from intentkv.train.generate import Thing, World
 
+FIRST_NAMES = (
+    *("Ada", "Bruno", "Carla", "Dmitri", "Elena", "Farid", "Greta", "Hugo", "Ines", "Jonas"),
+    *("Karin", "Leo", "Mona", "Nils", "Olga", "Pavel", "Rosa", "Sven", "Tilda", "Viktor"),
+)
+SURNAMES = (
+    *("Aldermann", "Brecht", "Corvino", "Dahl", "Engström", "Falk", "Gruber", "Holm", "Ivarsen", "Jelinek"),
+    *("Kowal", "Lindqvist", "Marek", "Novak", "Orsini", "Petrov", "Rask", "Santoro", "Thorne", "Wolff"),
+)
+
 
 def serial(draw: random.Random) -> str:
     """`KX-402`."""
@@ -34,11 +43,7 @@ def day(draw: random.Random) -> str:
 
 def person(draw: random.Random) -> str:
     """A first name and a surname, out of 400 pairs."""
-    first = ("Ada", "Bruno", "Carla", "Dmitri", "Elena", "Farid", "Greta", "Hugo", "Ines", "Jonas")
-    first += ("Karin", "Leo", "Mona", "Nils", "Olga", "Pavel", "Rosa", "Sven", "Tilda", "Viktor")
-    last = ("Aldermann", "Brecht", "Corvino", "Dahl", "Engström", "Falk", "Gruber", "Holm", "Ivarsen", "Jelinek")
-    last += ("Kowal", "Lindqvist", "Marek", "Novak", "Orsini", "Petrov", "Rask", "Santoro", "Thorne", "Wolff")
-    return f"{draw.choice(first)} {draw.choice(last)}"
+    return f"{draw.choice(FIRST_NAMES)} {draw.choice(SURNAMES)}"
 
 
 def address(draw: random.Random) -> str:

@@ -36,7 +36,9 @@ def test_every_scorer_returns_one_number_a_candidate(name: str, n: int) -> None:
 
 
 def test_an_unknown_scorer_lists_the_known() -> None:
-    with pytest.raises(ValueError, match="expected one of intent, intent-rule, streaming, random, got 'h3o'"):
+    with pytest.raises(
+        ValueError, match="expected one of intent, intent-rule, intent-head, streaming, random, got 'h3o'"
+    ):
         make_scorer("h3o", Settings())
 
 

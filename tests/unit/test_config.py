@@ -19,7 +19,7 @@ from intentkv.config import (
     settings_from_kwargs,
 )
 from intentkv.errors import SettingsError
-from intentkv.score.registry import SCORERS
+from intentkv.score.registry import HEAD_SCORER, SCORERS
 
 
 def from_flags(*args: str) -> Settings | None:
@@ -85,7 +85,7 @@ def test_all_bad_flags_are_reported_at_once() -> None:
         *("--intentkv-recent", "1.5"),
     )
     tokens = "a number of tokens from 1 to 2147483647, or a share of the history above 0% and up to 100%"
-    scorers = "one of intent, intent-rule, streaming, random"
+    scorers = "one of intent, intent-rule, intent-head, streaming, random"
     assert reasons == (
         f"--intentkv-scorer: expected {scorers}, got 'intnet'; the nearest is 'intent'",
         f"--intentkv-budget: expected {tokens}, got '0'",
@@ -170,7 +170,7 @@ def test_budget_tokens() -> None:
 @given(
     st.builds(
         Settings,
-        scorer=st.sampled_from(sorted(SCORERS)),
+        scorer=st.sampled_from(sorted(SCORERS.keys() - {HEAD_SCORER})),
         budget=st.one_of(
             st.builds(Budget, st.just("fixed"), st.integers(1, 2**31 - 1)),
             st.builds(Budget, st.just("share"), st.floats(0, 100, exclude_min=True)),

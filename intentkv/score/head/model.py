@@ -54,10 +54,10 @@ class ResidualHead(nn.Module):
         if not len(span_keys):
             return phi.new_zeros(len(phi), ATTENTION_WIDTH)
         queries, keys, values = self.query(phi), self.key(span_keys), self.value(span_keys)
-        split = (_by_head(x) for x in (queries, keys, values))
-        return functional.scaled_dot_product_attention(*split).squeeze(0).transpose(0, 1).flatten(1)
+        attended = functional.scaled_dot_product_attention(_by_head(queries), _by_head(keys), _by_head(values))
+        return attended.squeeze(0).transpose(0, 1).flatten(1)
 
 
 def _by_head(x: Tensor) -> Tensor:
     """`[n, 128]` -> `[1, 4, n, 32]`."""
-    return x.unflatten(1, (ATTENTION_HEADS, -1)).transpose(0, 1).unsqueeze(0)
+    return x.view(len(x), ATTENTION_HEADS, -1).transpose(0, 1).unsqueeze(0)
