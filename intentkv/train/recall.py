@@ -22,7 +22,11 @@ def row_recall(scores: Tensor, positive: Tensor, budget: Budget) -> float:
 
 
 def rankings(head: ResidualHead | None) -> dict[str, Callable[[Example], Tensor]]:
-    """Name -> scores `[n]` of an example: recency and the rules, and with a head the published rule plus its correction."""
+    """Name -> scores `[n]` of an example.
+
+    Recency, the rules, with a head the published rule plus its correction, and what no ranking can exceed: all
+    positives first.
+    """
     named: dict[str, Callable[[Example], Tensor]] = {
         "recency": lambda example: example.row.positions.float(),
         "rule (intent-rule)": lambda example: example.row.rule,
@@ -30,6 +34,7 @@ def rankings(head: ResidualHead | None) -> dict[str, Callable[[Example], Tensor]
     }
     if head is not None:
         named["rule + head (intent-head)"] = lambda example: head_scores(head, example)
+    named["at most"] = lambda example: example.row.positive.float()
     return named
 
 
