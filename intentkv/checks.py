@@ -99,6 +99,13 @@ def folder(raw: object) -> str:
     return path
 
 
+def file_path(raw: object) -> str:
+    """A check for the path of a file that is there; gives it absolute, since other processes may start elsewhere."""
+    if not isinstance(raw, str | os.PathLike) or not os.path.isfile(raw):
+        raise ValueError(f"expected the path of a file, got {shown(raw)}, where there is none")
+    return os.path.abspath(raw)
+
+
 def session_id(raw: object) -> str:
     """A check for a session id: 1 to 256 characters, none of them a control character or half a surrogate pair."""
     # Surrogates cannot be encoded, so they could not be hashed into a session key.

@@ -38,9 +38,10 @@ from intentkv.keep.forced import forced_mask, whole_pages
 from intentkv.keep.select import candidates, choose_drop, droppable
 from intentkv.observe.attention_mass import AttentionMass
 from intentkv.observe.segments import segment_numbers
+from intentkv.observe.spans import GLIMPSE_TOKENS, query_positions
 from intentkv.score.base import Need, ScoreInput, Scorer
 from intentkv.score.memory import QueryMemory
-from intentkv.score.registry import make_scorer
+from intentkv.score.registry import HEAD_SCORER, make_scorer
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,8 @@ class Runtime:
         self.trace = create_trace(settings, scheduler)
         self._scorers: dict[str, Scorer] = {}
         self._model = runner.model
+        if settings.head is not None:
+            self._scorer(HEAD_SCORER)  # now, since a file that is gone must stop the start, not a request
         self.format = message_format(scheduler.tokenizer, scheduler.server_args.chat_template)
         self._marks = token_marks(scheduler.tokenizer)
         self._rows: Tensor = scheduler.req_to_token_pool.req_to_token
@@ -177,6 +180,7 @@ class Runtime:
         turn = state.turn or self._turn(state, self.memory.preview)  # of an incomplete prompt: only previewed
         positions = torch.from_numpy(candidates(forced, state.holes))
         slots = self._rows[row, positions.to(self._rows.device)].long()
+        asked = torch.from_numpy(query_positions(state.spans, length, state.holes))
         scores = self._scorer(state.scorer).score(
             ScoreInput(
                 layer_keys=self._pool.get_key_buffer,
@@ -193,6 +197,7 @@ class Runtime:
                 covariance=turn.covariance,
                 layer_values=self._pool.get_value_buffer if "values" in state.needs else None,
                 keep_scores=None if state.action is None else torch.from_numpy(state.action.keep.at(positions.numpy())),
+                query_slots=self._rows[row, asked.to(self._rows.device)].long(),
             )
         )
         return Scored(scores.cpu().numpy(), forced, state.holes)
@@ -245,7 +250,7 @@ class Runtime:
         """
         state: RequestState = req.intentkv
         start = state.spans.query[0]
-        return start if state.turn is None and start < found < start + moments.GLIMPSE_TOKENS else found
+        return start if state.turn is None and start < found < start + GLIMPSE_TOKENS else found
 
     def stop(self, req: Any) -> int | None:
         """Length at which the prefill of a request must stop for an event; None where nothing is due before its end."""
