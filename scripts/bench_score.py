@@ -32,7 +32,7 @@ def scorers(head_dim: int) -> list[Scorer]:
     """The published rule, the same rescaled, and the rule with an untrained head, which costs what a trained one does."""
     return [
         RuleScorer("intent-rule", temperature=1.0),
-        RuleScorer("intent", temperature="rescaled"),
+        RuleScorer("intent-rescaled", temperature="rescaled"),
         IntentHeadScorer(ResidualHead(head_dim)),
     ]
 

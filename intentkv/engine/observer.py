@@ -8,11 +8,10 @@ chunk may end anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from intentkv.engine import runtime
@@ -27,9 +26,7 @@ class Watched:
 
     state: RequestState
     row: int  # row of req_to_token
-    first_row: int  # of the request in the forward's tensors
-    begin: int  # logical length before this forward, tokens
-    end: int  # and after it
+    end: int  # logical length after this forward, tokens
     into: QueryMean
     start: int
     stop: int
@@ -63,12 +60,10 @@ class ForwardPlan:
 def plan_forward(forward_batch: Any, states: Mapping[str, RequestState]) -> ForwardPlan | None:
     """Which rows to watch, from host-known lengths only; None when nobody of ours wants any."""
     mode = forward_batch.forward_mode
-    if forward_batch.rids is None or not (mode.is_extend() or mode.is_decode()):
-        return None
     watched: list[Watched] = []
     fed: list[Fed] = []
     offset = 0
-    for index, (rid, begin, end) in enumerate(_computed(forward_batch)):
+    for index, (rid, begin, end) in enumerate(computed(forward_batch)):
         state = states.get(rid)
         sinks = row_sinks(state) if state is not None else []
         if state is not None and (sinks or mode.is_extend()):
@@ -82,22 +77,22 @@ def plan_forward(forward_batch: Any, states: Mapping[str, RequestState]) -> Forw
     return ForwardPlan(watched, fed) if watched or fed else None
 
 
-def _computed(forward_batch: Any) -> Iterator[tuple[str, int, int]]:
-    """Each request with the positions [begin, end) that this forward computes."""
-    if forward_batch.forward_mode.is_decode():
-        for rid, length in zip(forward_batch.rids, forward_batch.seq_lens_cpu.tolist(), strict=True):
-            yield rid, length - 1, length
-        return
+def computed(forward_batch: Any) -> list[tuple[str, int, int]]:
+    """Each request with the positions [begin, end) that this forward computes; none for what is neither prefill nor decode."""
+    rids, mode = forward_batch.rids, forward_batch.forward_mode
+    if rids is None or not (mode.is_extend() or mode.is_decode()):
+        return []
+    if mode.is_decode():
+        return [(rid, n - 1, n) for rid, n in zip(rids, forward_batch.seq_lens_cpu.tolist(), strict=True)]
     prefixes, lengths = forward_batch.extend_prefix_lens_cpu, forward_batch.extend_seq_lens_cpu
-    for rid, prefix, length in zip(forward_batch.rids, prefixes, lengths, strict=True):
-        yield rid, prefix, prefix + length
+    return [(rid, prefix, prefix + n) for rid, prefix, n in zip(rids, prefixes, lengths, strict=True)]
 
 
 def _watch(state: RequestState, row: int, offset: int, begin: int, end: int) -> Watched:
     """The rows of a prefill that tell what is asked: those of the query span, or a glimpse of it."""
     first, last, into = _wanted(state, begin, end)
     shift = offset - begin
-    return Watched(state, row, offset, begin, end, into, first + shift, last + shift)
+    return Watched(state, row, end, into, first + shift, last + shift)
 
 
 def _wanted(state: RequestState, prefix: int, end: int) -> tuple[int, int, QueryMean]:
@@ -134,10 +129,10 @@ def _observed(
 ) -> Any:
     active.confidence.expect(forward_batch)
     active.actions.begin(forward_batch)
-    if forward_batch.out_cache_loc is not None:
-        for by_slot in (active.surprise, active.attention):
-            if by_slot is not None:
-                by_slot.forget(forward_batch.out_cache_loc)
+    if active.attention is not None and forward_batch.out_cache_loc is not None:
+        active.attention.forget(forward_batch.out_cache_loc)
+    if active.surprise is not None:
+        active.surprise.begin(forward_batch, active.states, computed(forward_batch))
     plan = active.running_plan = plan_forward(forward_batch, active.states)
     try:
         output = original(runner, forward_batch, *args, **kwargs)
@@ -173,20 +168,8 @@ def observe_queries(
 def observe_hidden_states(
     processor: Any, input_ids: Tensor, hidden: Tensor, lm_head: Any, batch: Any, *rest: Any
 ) -> None:
-    """Before LogitsProcessor.forward: of the running prefill's plan, measure the requests whose scorer asks for it.
-
-    The first token of a forward was predicted by the one before, so it stays unknown. Tokens that a request generated before it was
-    retracted are unknown too, as they would be had it not been.
-    """
+    """Before LogitsProcessor.forward: measure the surprise of a prefill's tokens, for requests whose scorer asks for it."""
     active = runtime.current_or_none()
-    if active is None or active.running_plan is None or active.surprise is None:
-        return
-    ranges = [
-        torch.arange(w.first_row, w.first_row + min(w.end, w.state.prompt_tokens) - w.begin - 1)
-        for w in active.running_plan.watched
-        if "surprise" in w.state.needs and min(w.end, w.state.prompt_tokens) > w.begin + 1
-    ]
-    if ranges:
-        rows = torch.cat(ranges).to(hidden.device, non_blocking=True)
+    if active is not None and active.surprise is not None and batch.forward_mode.is_extend():
         scale = processor.logit_scale if processor.logit_scale is not None else 1.0
-        active.surprise.observe(rows, hidden, input_ids, batch.out_cache_loc, lm_head.weight, scale)
+        active.surprise.observe(hidden, input_ids, batch.out_cache_loc, lm_head.weight, scale)

@@ -93,5 +93,7 @@ def take_back_event(result: None, req: Any) -> None:
     state = getattr(req, "intentkv", None)
     if state is not None and state.pending is not None:
         state.look, state.pending = state.pending.length, None
+    if state is not None:
+        state.predicted = -1
     if state is not None and state.action is not None:
         state.action.forget_region()

@@ -29,6 +29,7 @@ from intentkv.engine.collected import AttentionTap, covariance_input, window_inp
 from intentkv.engine.confidence_observer import ConfidenceObserver
 from intentkv.engine.live_backends import attach_views
 from intentkv.engine.metrics import create_metrics
+from intentkv.engine.sampling import SamplingObservers
 from intentkv.engine.state import Pending, RequestState, Scored, Turn
 from intentkv.engine.surprise import SurpriseObserver, lm_head_problem
 from intentkv.engine.tracing import create_trace
@@ -96,7 +97,7 @@ class Runtime:
             activation.refuse(
                 ["another plug-in observes sampling already: remove it, or leave it out with SGLANG_PLUGINS"]
             )
-        runner.sampling_observer = self.confidence
+        runner.sampling_observer = self._sampling = SamplingObservers(self.confidence)
         template = jinja_template(scheduler.tokenizer, scheduler.server_args.chat_template)
         self.actions = ActionObserver(settings, scheduler.tokenizer, template, self._pool, self.views, self._layers)
         problem = self.prepare(settings.scorer)
@@ -122,7 +123,8 @@ class Runtime:
             if problem is not None:
                 return problem
             keys = self._pool.get_key_buffer(0)
-            self.surprise = SurpriseObserver(len(keys), keys.device)
+            self.surprise = SurpriseObserver(len(keys), len(self._rows), keys.device)
+            self._sampling.parts.append(self.surprise)
         if self.attention is None and "attention" in needs:
             keys = self._pool.get_key_buffer(0)
             self.attention = AttentionMass(len(keys), keys.device)

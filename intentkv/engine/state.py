@@ -77,6 +77,7 @@ class RequestState:
     glimpse: QueryMean = field(init=False)  # stands in for `query` at an event before it
     glimpse_from: int = 0  # position from which on tokens belong to the glimpse of the next event
     window: QueryWindow | None = field(init=False)
+    predicted: int = -1  # position of the token whose surprise is known, though it has no slot yet
     turn: Turn | None = None  # once the whole prompt has been observed
     action: ActionTrack | None = None  # for scorers that need keep scores
     pending: Pending | None = None

@@ -1,42 +1,122 @@
-"""observe, for scorers that ask for it: how surprising each prompt token was when it was computed.
+"""observe, for scorers that ask for it: how surprising each token was to the model when it came.
 
 One number a slot, so that it travels with KV that is shared, kept over turns, or filed in a namespace. Whoever computes a
 token writes its number, and 0 unless its request asked for more, so that nothing of a slot's earlier owner is ever read.
+
+The row before a token predicts it. Inside a forward both are at hand. The prediction of a forward's last row is kept by the
+row of the request until the token behind it is computed: that is the next chunk's first token, or the one that was sampled.
+Only the first token behind a prefix found in the cache stays unknown.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from intentkv.kernels.surprise import token_surprise
+from intentkv.engine.state import RequestState
+from intentkv.kernels.surprise import logit_surprise, token_surprise
+
+
+@dataclass(frozen=True)
+class _Asking:
+    """A request of the running forward that asks: its place in the batch, its row of `req_to_token`, its first tensor row."""
+
+    state: RequestState
+    index: int
+    row: int
+    first: int
+    begin: int
+    end: int
+
+    @property
+    def next_known(self) -> bool:
+        """Whether the token behind this forward is one of the prompt."""
+        return self.end < min(self.state.goal, self.state.prompt_tokens)
 
 
 class SurpriseObserver:
-    """Surprise by slot.
+    """Surprise by slot; one of the sampling observers (see `engine.sampling`).
 
     Attributes:
         by_slot: `[S]` float32 on the pool's device, nats.
     """
 
-    def __init__(self, slots: int, device: torch.device) -> None:
+    def __init__(self, slots: int, rows: int, device: torch.device) -> None:
         self.by_slot = torch.zeros(slots, dtype=torch.float32, device=device)
+        self._ahead = torch.zeros(
+            rows, dtype=torch.float32, device=device
+        )  # of the token behind each row's computed end
+        self._asking: list[_Asking] = []
+        self._sampled: list[_Asking] = []
 
-    def forget(self, slots: Tensor) -> None:
-        """Before a forward: the tokens that it computes are unknown so far. `slots` is `[T]`, any integer type."""
-        self.by_slot.index_fill_(0, slots.long(), 0.0)
-
-    def observe(self, rows: Tensor, hidden: Tensor, ids: Tensor, slots: Tensor, head: Tensor, scale: float) -> None:
-        """Write the surprise of the tokens behind `rows`, each of which the row before it has predicted.
+    def begin(self, forward_batch: Any, states: Mapping[str, RequestState], spans: list[tuple[str, int, int]]) -> None:
+        """Before a forward: the tokens that it computes are unknown so far, but for those that were predicted.
 
         Args:
-            rows: `[m]` int64, rows of this forward. hidden: `[T, E]`. ids, slots: `[T]`, token and slot of each row.
-            head: `[V, E]`. scale: factor on the logits.
+            spans: of each request of the batch: its id, and the positions `[begin, end)` that this forward computes.
         """
-        behind = rows + 1
-        self.by_slot[slots[behind].long()] = token_surprise(hidden[rows], ids[behind].long(), head, scale)
+        self._asking, self._sampled = [], []
+        slots = forward_batch.out_cache_loc
+        if slots is None:
+            return
+        self.by_slot.index_fill_(0, slots.long(), 0.0)
+        first = 0
+        for index, (rid, begin, end) in enumerate(spans):
+            state = states.get(rid)
+            if state is not None and "surprise" in state.needs:
+                asking = _Asking(state, index, int(forward_batch.intentkv_rows[index]), first, begin, end)
+                self._asking.append(asking)
+            first += end - begin
+        carried = [a for a in self._asking if a.state.predicted == a.begin]
+        if carried:
+            device = slots.device
+            at = _indices([a.first for a in carried], device)
+            self.by_slot[slots[at].long()] = self._ahead[_indices([a.row for a in carried], device)]
+        for a in self._asking:
+            a.state.predicted = a.end if a.next_known or a.end >= a.state.goal else -1
+        self._sampled = [a for a in self._asking if a.end >= a.state.goal]
+
+    def observe(self, hidden: Tensor, ids: Tensor, slots: Tensor, head: Tensor, scale: float) -> None:
+        """After a prefill's layers: measure what its rows have predicted.
+
+        Args:
+            hidden: `[T, E]`. ids, slots: `[T]`, token and slot of each row. head: `[V, E]`. scale: factor on the logits.
+        """
+        inside = [torch.arange(a.first, a.first + a.end - a.begin - 1) for a in self._asking]
+        known = [a for a in self._asking if a.next_known]
+        if not inside:
+            return
+        device = hidden.device
+        within = torch.cat(inside).to(device, non_blocking=True)
+        last = _indices([a.first + a.end - a.begin - 1 for a in known], device)
+        coming = _indices([int(a.state.prompt[a.end]) for a in known], device)
+        targets = torch.cat((ids[within + 1].long(), coming))
+        values = token_surprise(hidden[torch.cat((within, last))], targets, head, scale)
+        self.by_slot[slots[within + 1].long()] = values[: len(within)]
+        self._ahead[_indices([a.row for a in known], device)] = values[len(within) :]
+
+    # -- SGLang's sampling observer
+
+    def is_active(self, sampling_info: Any) -> bool:
+        return bool(self._sampled)
+
+    def before_grammar(self, logits: Tensor, sampling_info: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Copies of the rows that are wanted of `logits` `[B, V]`, which the sampler overwrites."""
+        chosen = _indices([a.index for a in self._sampled], logits.device)
+        return chosen, _indices([a.row for a in self._sampled], logits.device), logits[chosen]
+
+    def after_sample(self, state: tuple[Tensor, Tensor, Tensor], token_ids: Tensor) -> None:
+        """Note how surprising the sampled tokens `[B]` are; they are computed, and get a slot, in the next forward."""
+        chosen, rows, logits = state
+        self._ahead[rows] = logit_surprise(logits, token_ids[chosen].long())
+
+
+def _indices(values: list[int], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
 
 
 def lm_head_problem(model: Any) -> str | None:

@@ -42,6 +42,21 @@ def token_surprise(hidden: torch.Tensor, targets: torch.Tensor, head: torch.Tens
     return surprise.clamp_(min=0)
 
 
+def logit_surprise(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The same of rows whose logits are there: `-log p(targets[b])` over the frequent tokens and the target, in nats.
+
+    Args:
+        logits: `[B, V]`, any float dtype, with the model's own factor on them. targets: `[B]` int64, each below V.
+
+    Returns:
+        `[B]` float32, each >= 0.
+    """
+    mass = logits[:, :FREQUENT].float().logsumexp(-1)
+    own = logits.gather(1, targets[:, None])[:, 0].float()
+    rare = own.masked_fill(targets < FREQUENT, -torch.inf)
+    return (torch.logaddexp(mass, rare) - own).clamp_(min=0)
+
+
 def _product(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """`[t, F]` float32. Many CPUs multiply bf16 an order of magnitude slower than float32 (see `kernels.linear`)."""
     if hidden.device.type == "cpu":

@@ -14,9 +14,9 @@ HEAD_SCORER = "intent-head"  # the one that reads --intentkv-head
 
 
 def _intent(settings: "Settings") -> "Scorer":
-    from intentkv.score.rule import RuleScorer
+    from intentkv.score.intent import IntentScorer
 
-    return RuleScorer("intent", temperature="rescaled")
+    return IntentScorer()
 
 
 def _intent_rule(settings: "Settings") -> "Scorer":
@@ -25,10 +25,10 @@ def _intent_rule(settings: "Settings") -> "Scorer":
     return RuleScorer("intent-rule", temperature=1.0)
 
 
-def _surprise(settings: "Settings") -> "Scorer":
-    from intentkv.score.surprise import SurpriseScorer
+def _intent_rescaled(settings: "Settings") -> "Scorer":
+    from intentkv.score.rule import RuleScorer
 
-    return SurpriseScorer()
+    return RuleScorer("intent-rescaled", temperature="rescaled")
 
 
 def _intent_head(settings: "Settings") -> "Scorer":
@@ -98,7 +98,7 @@ def _actkv(settings: "Settings") -> "Scorer":
 SCORERS: dict[str, "Callable[[Settings], Scorer]"] = {
     "intent": _intent,
     "intent-rule": _intent_rule,
-    "surprise": _surprise,
+    "intent-rescaled": _intent_rescaled,
     "actkv": _actkv,
     HEAD_SCORER: _intent_head,
     "streaming": _streaming,

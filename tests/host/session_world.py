@@ -34,6 +34,7 @@ from tests.host.models import Model, small_tokenizer
 from tests.host.world import World
 
 WIDTH = 8
+SCORER = "intent-rescaled"  # reads the keys: what differs anywhere differs in its scores
 VOCABULARY = 997
 
 
@@ -64,7 +65,7 @@ class SessionWorld(World):
             sampling_observer=None,
         )
         self.runtime = Runtime(
-            Settings(trigger=trigger, recent=8),
+            Settings(scorer=SCORER, trigger=trigger, recent=8),
             SimpleNamespace(
                 tp_worker=SimpleNamespace(model_runner=runner),
                 tree_cache=self.cache,
@@ -85,7 +86,7 @@ class SessionWorld(World):
         req.intentkv = RequestState(
             key=SessionKey(session, "explicit"),
             label=session,
-            scorer="intent",
+            scorer=SCORER,
             budget=Budget("fixed", self.budget),
             spans=spans,
             prompt=np.array(prompt),

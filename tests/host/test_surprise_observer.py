@@ -1,90 +1,130 @@
-"""Whose prompt tokens are measured, and that nothing of a slot's earlier owner is left."""
+"""Whose tokens are measured: over chunks, samples and retractions; and that nothing of a slot's earlier owner is left."""
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
 import torch
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from intentkv.engine import observer, runtime
+from intentkv.engine import observer, requests, runtime
+from intentkv.engine.sampling import SamplingObservers
+from intentkv.engine.state import RequestState
 from intentkv.engine.surprise import SurpriseObserver, lm_head_problem
 from intentkv.kernels.surprise import token_surprise
 from tests.host.test_observer import batch, idle, state_with
 
-E, V, S = 8, 40, 30
+E, V, S, ROWS = 8, 40, 300, 9
 
 
-class Active:
-    """What the hook asks of the runtime."""
+def asking(prompt: int) -> RequestState:
+    state = state_with((prompt - 10, prompt), prompt, "surprise")
+    state.prompt = torch.randint(V, (prompt,), generator=torch.Generator().manual_seed(prompt)).numpy()
+    state.goal, state.look = prompt, 1 << 30
+    return state
 
-    def __init__(self, states: dict) -> None:
-        self.attention = None
-        self.views = SimpleNamespace(running=None)
-        vars(self).update(idle())
-        self.surprise = SurpriseObserver(S, torch.device("cpu"))
+
+class Server:
+    """Forwards through both hooks and the sampling observer, over a model that is a table of hidden states by token.
+
+    A request's KV lies at its positions, behind those of the rows before it, so that `surprise_of` can read them back.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **states: RequestState) -> None:
+        self.surprise = SurpriseObserver(S, ROWS, torch.device("cpu"))
         self.surprise.by_slot.fill_(99.0)  # left by earlier owners
-        self.states = states
-        self.running_plan = None
-
-    def look(self, *args: object) -> None:
-        pass
-
-
-@pytest.fixture
-def forward(monkeypatch: pytest.MonkeyPatch):
-    """Run one prefill of `requests` (rid, prefix, extend) through both hooks; returns what it used."""
-
-    def run(active: Active, *requests: tuple[str, int, int]) -> SimpleNamespace:
-        torch.manual_seed(1)
-        forward_batch = batch(*requests)
-        total = sum(length for _, _, length in requests)
-        forward_batch.out_cache_loc = (torch.randperm(S - 1)[:total] + 1).to(torch.int32)
-        forward_batch.ids, forward_batch.hidden = torch.randint(V, (total,)), torch.randn(total, E)
-        forward_batch.head = torch.randn(V, E)
+        draw = torch.Generator().manual_seed(1)
+        self.table, self.head = torch.randn(V, E, generator=draw), torch.randn(V, E, generator=draw)
+        self.texts = {rid: list(state.prompt) for rid, state in states.items()}
+        self.rows = {rid: row for row, rid in enumerate(states, start=1)}
+        active = SimpleNamespace(
+            surprise=self.surprise,
+            attention=None,
+            views=SimpleNamespace(running=None),
+            states=states,
+            running_plan=None,
+            look=lambda *request: None,
+            **idle(),
+        )
+        self.samplers = SamplingObservers(self.surprise)
         monkeypatch.setattr(runtime, "_runtime", active)
 
+    def slots(self, rid: str, begin: int, end: int) -> torch.Tensor:
+        return torch.arange(begin, end) + 100 * (self.rows[rid] - 1)
+
+    def forward(self, *requests: tuple[str, int, int], decode: bool = False) -> None:
+        """Compute `[begin, end)` of each request, then sample a token for all of them, as SGLang does even for chunks."""
+        spans = [(rid, begin, end - begin) for rid, begin, end in requests]
+        made = batch(*spans, mode=ForwardMode.DECODE if decode else ForwardMode.EXTEND)
+        made.intentkv_rows = torch.tensor([self.rows[rid] for rid, _, _ in requests])
+        made.out_cache_loc = torch.cat([self.slots(*request) for request in requests]).int()
+        ids = torch.tensor([t for rid, begin, end in requests for t in self.texts[rid][begin:end]])
+
         def model(runner: object, same: SimpleNamespace) -> None:
-            head = SimpleNamespace(weight=same.head)
-            processor = SimpleNamespace(logit_scale=None)
-            observer.observe_hidden_states(processor, same.ids, same.hidden, head, same)
+            head, processor = SimpleNamespace(weight=self.head), SimpleNamespace(logit_scale=None)
+            observer.observe_hidden_states(processor, ids, self.table[ids], head, same)
 
-        observer.observe_forward(model, None, forward_batch)
-        return forward_batch
+        observer.observe_forward(model, None, made)
+        last = [self.texts[rid][end - 1] for rid, _, end in requests]
+        logits = self.table[last] @ self.head.T
+        sampled = logits.argsort(-1)[:, -3]  # not what greedy decoding would take
+        if self.samplers.is_active(None):
+            state = self.samplers.before_grammar(logits, None)
+            logits.fill_(torch.nan)  # as the sampler does, in its way
+            assert self.samplers.after_sample(state, sampled) is None
+        for (rid, _, end), token in zip(requests, sampled.tolist(), strict=True):
+            if end == len(self.texts[rid]):
+                self.texts[rid].append(token)
 
-    return run
+    def expected(self, rid: str, end: int) -> torch.Tensor:
+        """Of positions [1, end), all at once."""
+        ids = torch.tensor(self.texts[rid][:end])
+        return token_surprise(self.table[ids[:-1]], ids[1:], self.head)
 
-
-def test_each_token_gets_what_the_row_before_it_predicted(forward) -> None:
-    mine, other = state_with((130, 160), 160), state_with((2, 4), 4)
-    mine.needs = frozenset({"surprise"})
-    active = Active({"mine": mine, "other": other})
-    f = forward(active, ("other", 0, 4), ("stranger", 0, 3), ("mine", 148, 12))
-    expected = token_surprise(f.hidden[7:18], f.ids[8:19], f.head)
-    slots = f.out_cache_loc.long()
-    assert torch.equal(active.surprise.by_slot[slots[8:19]], expected)
-    assert active.surprise.by_slot[slots[:8]].tolist() == [0.0] * 8  # no asker, and the first token of a forward
-    untouched = torch.ones(S, dtype=torch.bool)
-    untouched[slots] = False
-    assert (active.surprise.by_slot[untouched] == 99.0).all()
-
-
-def test_generated_tokens_stay_unknown_after_a_retraction(forward) -> None:
-    """The request computes its 160 prompt tokens' end and 5 tokens that it had generated."""
-    mine = state_with((130, 160), 160)
-    mine.needs = frozenset({"surprise"})
-    active = Active({"mine": mine})
-    f = forward(active, ("mine", 155, 10))
-    values = active.surprise.by_slot[f.out_cache_loc.long()]
-    assert (values[1:5] > 0).all() and values[0] == 0 and values[5:].tolist() == [0.0] * 5
+    def surprise_of(self, rid: str, begin: int, end: int) -> torch.Tensor:
+        return self.surprise.by_slot[self.slots(rid, begin, end)]
 
 
-def test_a_chunk_of_one_token_measures_nothing(forward) -> None:
-    mine = state_with((130, 160), 160)
-    mine.needs = frozenset({"surprise"})
-    active = Active({"mine": mine})
-    f = forward(active, ("mine", 159, 1))
-    assert active.surprise.by_slot[f.out_cache_loc.long()].tolist() == [0.0]
+@pytest.mark.parametrize("cuts", [[40], [1, 40], [13, 14, 40], list(range(1, 41))])
+def test_every_token_is_measured_however_it_was_chunked_and_generated(
+    cuts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt of 40 tokens in chunks, then 5 generated ones, beside a request that does not ask."""
+    server = Server(monkeypatch, other=state_with((10, 20), 100), mine=asking(40))
+    for begin, end in itertools.pairwise([0, *cuts]):
+        server.forward(("other", begin, end), ("mine", begin, end))
+    for end in range(41, 46):
+        server.forward(("other", end - 1, end), ("mine", end - 1, end), decode=True)
+    torch.testing.assert_close(server.surprise_of("mine", 1, 45), server.expected("mine", 45), rtol=1e-5, atol=1e-5)
+    assert server.surprise_of("mine", 0, 1).item() == 0
+    assert server.surprise_of("other", 0, 45).tolist() == [0.0] * 45
+    assert (server.surprise.by_slot[[*range(45, 100), *range(145, S)]] == 99.0).all()
+
+
+def test_the_first_token_behind_a_found_prefix_stays_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(monkeypatch, mine=asking(40))
+    server.forward(("mine", 30, 40))
+    assert server.surprise_of("mine", 30, 31).item() == 0
+    torch.testing.assert_close(server.surprise_of("mine", 31, 40), server.expected("mine", 40)[30:])
+
+
+def test_after_a_retraction_the_same_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it had generated is computed again in a prefill; what was predicted for another place is not used."""
+    state = asking(40)
+    server = Server(monkeypatch, mine=state)
+    server.forward(("mine", 0, 40))
+    for end in range(41, 46):
+        server.forward(("mine", end - 1, end), decode=True)
+    before = server.surprise_of("mine", 0, 45).clone()
+    requests.take_back_event(None, SimpleNamespace(intentkv=state))
+    state.goal = 46
+    server.forward(("mine", 45, 46))  # all but the last token were found in the cache
+    assert server.surprise_of("mine", 45, 46).item() == 0
+    requests.take_back_event(None, SimpleNamespace(intentkv=state))
+    server.forward(("mine", 0, 46))
+    torch.testing.assert_close(server.surprise_of("mine", 0, 45), before, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

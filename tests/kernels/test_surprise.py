@@ -7,7 +7,7 @@ import torch
 
 from intentkv.kernels import surprise
 from intentkv.kernels.reference import token_surprise_reference
-from intentkv.kernels.surprise import token_surprise
+from intentkv.kernels.surprise import logit_surprise, token_surprise
 
 
 def case(tokens: int, vocabulary: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -57,3 +57,17 @@ def test_a_sure_prediction_is_no_surprise_and_nothing_is_nothing() -> None:
 def test_every_reason_is_given() -> None:
     with pytest.raises(ValueError, match=r"expected hidden \[T, E\].*one target a row.*one float dtype.*int64"):
         token_surprise(torch.ones(3, 4), torch.ones(2), torch.ones(9, 5).bfloat16())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_from_logits_it_is_the_same(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """Error at most twice that of plain PyTorch on the same logits; targets among the frequent tokens and not."""
+    monkeypatch.setattr(surprise, "FREQUENT", 100)
+    hidden, targets, head = case(64, 300, torch.float64)
+    logits = (hidden @ head.T).to(dtype)
+    exact = token_surprise_reference(logits, targets, torch.eye(300, dtype=dtype), 100)
+    plain = torch.logsumexp(torch.cat((logits[:, :100], logits.gather(1, targets[:, None])), 1), 1)
+    plain = torch.where(targets < 100, logits[:, :100].logsumexp(1), plain) - logits.gather(1, targets[:, None])[:, 0]
+    ours = logit_surprise(logits, targets)
+    assert ours.dtype == torch.float32 and (ours >= 0).all()
+    assert (ours - exact).abs().max() <= 2 * (plain - exact).abs().max()
