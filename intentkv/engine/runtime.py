@@ -106,8 +106,8 @@ class Runtime:
     def look(self, state: RequestState, row: int, length: int) -> None:
         """Look at one request after a forward, and hold an event if this is the moment for one.
 
-        What the event drops is hidden from the next forward on, whether or not the scheduler has launched that one before
-        it hears of the event; the next checkpoint then frees it (`decide`).
+        From the end of the page on (see `Pending`), what the event drops is hidden from every forward, whether or not the
+        scheduler has launched the next one before it hears of the event; the next checkpoint then frees it (`decide`).
 
         Args:
             row: row of `req_to_token`. length: logical tokens now in it.
@@ -116,18 +116,22 @@ class Runtime:
             state.turn = self._turn(state, self.memory.update)
         if length < state.look:
             return
-        begin = time.perf_counter()
-        holes = state.holes
-        if self._due(state, length, holes):
-            drop = rows.droppable(self._choose(state, row, length), holes, length, self.page_size)
+        if state.pending is None and self._due(state, length, state.holes):
+            begin = time.perf_counter()
+            drop = rows.droppable(self._choose(state, row, length), state.holes, length, self.page_size)
             if len(drop):
-                state.pending = Pending(drop, length)
-                holes = rows.merge(holes, drop)
-                self._views.set_holes(row, holes, length)
+                state.pending = Pending(drop, length, rows.page_ceil(length, self.page_size))
             seconds = time.perf_counter() - begin
             state.score_ms += seconds * 1e3
             self.metrics.scored(seconds)
-        self._look_after(state, length, holes)
+        if state.pending is None:
+            self._look_after(state, length, state.holes)
+        elif length < state.pending.length:
+            state.look = state.pending.length
+        else:
+            holes = rows.merge(state.holes, state.pending.drop)
+            self._views.set_holes(row, holes, length)
+            self._look_after(state, length, holes)
 
     def _choose(self, state: RequestState, row: int, length: int) -> np.ndarray:
         """Score the live history of a row of `length` tokens and choose what goes, `[n]` int64 ascending."""
@@ -167,8 +171,9 @@ class Runtime:
         """Positions to drop now, int64 ascending; called by the cache at a checkpoint that covers `committed` tokens."""
         state: RequestState = req.intentkv
         pending = state.pending
-        # The next step may have been launched, and have held an event, before this checkpoint: that one comes later.
-        if pending is None or pending.length > committed:
+        # The next step may have been launched, and have held an event, before this checkpoint: that one comes later. A
+        # finished request computes no more, so it waits for no page's end.
+        if pending is None or committed < (pending.chosen if req.finished() else pending.length):
             return rows.NO_POSITIONS
         state.pending = None
         state.events += 1
@@ -178,8 +183,8 @@ class Runtime:
         """A request gets a row, of which `start` tokens with `holes` were found; called by the cache before they show."""
         state: RequestState = req.intentkv
         if not self._resumes(state, holes):
-            state.goal = len(req.full_untruncated_fill_ids)
-            self._look_after(state, start, holes)
+            state.goal, state.pending = len(req.full_untruncated_fill_ids), None
+            self._look_after(state, self._new_from(state, start), holes)
 
     def usable(self, req: Any, found: int) -> int:
         """How many of `found` tokens a request may take from the cache; called by the cache at every match.
@@ -197,8 +202,14 @@ class Runtime:
         goal = len(req.full_untruncated_fill_ids)
         holes = getattr(req.last_node, "holes", rows.NO_POSITIONS)
         planned = req.kv.holds_kv or self._resumes(state, holes)
-        stop = state.look if planned else self._moment(state, req.prefix_len, goal, holes)
+        stop = state.look if planned else self._moment(state, self._new_from(state, req.prefix_len), goal, holes)
         return stop if stop < goal else None
+
+    def _new_from(self, state: RequestState, found: int) -> int:
+        """Where the tokens to be computed begin, as far as the next event is concerned: a hit that ends a little before the
+        newest message, for the sake of whole pages or of a token that was not computed in time, is as good as one up to it."""
+        start = state.spans.query[0]
+        return start if found < start <= found + moments.GLIMPSE_TOKENS else found
 
     def _resumes(self, state: RequestState, holes: np.ndarray) -> bool:
         """Whether a retracted request goes on as if nothing had been. If holes were evicted meanwhile, it decides anew."""
@@ -209,7 +220,8 @@ class Runtime:
         if length < state.goal:
             state.look = self._moment(state, length, state.goal, holes)
         else:
-            state.look = moments.while_generating(length, state.prompt_tokens, self.settings.trigger)
+            # Two steps may be on their way: the one after an event is launched before the event is applied.
+            state.look = moments.while_generating(length + 1, state.prompt_tokens, self.settings.trigger)
         state.glimpse = state.new_query()
         state.glimpse_from = state.look - moments.glimpse(self._chunk)
 
@@ -233,7 +245,7 @@ class Runtime:
         kept = forced + state.budget.tokens(length - forced) + self.settings.trigger - 1
         if self._chunk is None:
             return length
-        return kept + self._chunk + moments.glimpse(self._chunk) + 2 * self.page_size
+        return kept + self._chunk + moments.glimpse(self._chunk) + moments.GLIMPSE_TOKENS + 2 * self.page_size
 
     def _segments(self, state: RequestState, length: int) -> np.ndarray:
         """Segment numbers of the first `length` positions, `[length]` int64. What was generated is not read back for this: it
