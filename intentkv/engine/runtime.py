@@ -190,11 +190,15 @@ class Runtime:
         """How many of `found` tokens a request may take from the cache; called by the cache at every match.
 
         All of them, but for a hit that ends just behind the start of the newest message: how far others have sent the same
-        message's beginning must not decide what of it is observed, and so little is quickly computed again.
+        message's beginning must not decide what of it is observed, and so little is quickly computed again. A session that
+        cannot outgrow its budget in the model's context finds what it would find in SGLang.
         """
         state: RequestState = req.intentkv
         start = state.spans.query[0]
-        return start if state.turn is None and start < found < start + moments.GLIMPSE_TOKENS else found
+        if state.turn is not None or not start < found < start + moments.GLIMPSE_TOKENS:
+            return found
+        context = self._rows.shape[1]
+        return start if self._due(state, context, rows.NO_POSITIONS) else found
 
     def stop(self, req: Any) -> int | None:
         """Length at which the prefill of a request must stop for an event; None where nothing is due before its end."""
