@@ -17,6 +17,11 @@ def page_floor(length: int, page_size: int) -> int:
     return length // page_size * page_size
 
 
+def page_ceil(length: int, page_size: int) -> int:
+    """The smallest multiple of `page_size` that is not below `length`."""
+    return page_floor(length + page_size - 1, page_size)
+
+
 def tombstones(positions: np.ndarray, page_size: int) -> np.ndarray:
     """What the row says at dropped `positions`: a slot of page 0, which SGLang reserves and never allocates.
 

@@ -50,7 +50,7 @@ class IntentKVRadixCache(UnifiedRadixCache):
     Attributes:
         layout: "reclaim" takes dropped positions out of the tree and frees them; "mask" takes the same steps but keeps
             them in the session's namespace, as a reference for quality.
-        decide: called once after each publish with (request, computed tokens); returns positions to drop, `[n]`
+        decide: called once before each publish with (request, computed tokens); returns positions to drop, `[n]`
             integers. Must answer from host-known facts, alike on all ranks.
         admit: called with (request, found tokens, holes) when a session's request gets a row, before its holes show.
         stop: called with a session's request; the length at which its prefill must stop for an event, or None.
@@ -169,9 +169,14 @@ class IntentKVRadixCache(UnifiedRadixCache):
                 tokens = np.array(req.full_untruncated_fill_ids[:up_to]).astype(np.int32)
                 self.guard.note(("request", req.rid), (req.extra_key, req.cache_salt), tokens)
             return
-        self._publish(row, up_to, aborted, **kwargs)
-        if not aborted:
-            self._drop(row, self._wanted(row, up_to))
+        if aborted:
+            self._publish(row, up_to, aborted, **kwargs)
+        else:
+            # Whether the last token was computed too depends on what the scheduler launched before it knew the end.
+            certain = min(up_to, len(req.full_untruncated_fill_ids) - 1) if req.finished() else up_to
+            drop = self._wanted(row, certain)
+            self._publish(row, certain if len(drop) or len(row.holes) else up_to, aborted, **kwargs)
+            self._drop(row, drop)
         self._remember(row)
 
     def checkpoint_decoding(self, req: Req, up_to: int | None = None) -> int:

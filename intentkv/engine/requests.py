@@ -89,10 +89,11 @@ def apply_while_decoding(result: None, processor: Any, batch: Any, outcome: Any)
 
 
 def take_back_event(result: None, req: Any) -> None:
-    """A retracted request starts again. What it has observed stays; an event that was not applied comes up once more."""
+    """A retracted request starts again. What it has observed and chosen stays; an event that was not applied waits once
+    more for the end of its page."""
     state = getattr(req, "intentkv", None)
     if state is not None and state.pending is not None:
-        state.look, state.pending = state.pending.length, None
+        state.look = state.pending.length
     if state is not None:
         state.predicted = -1
     if state is not None and state.action is not None:

@@ -142,8 +142,8 @@ class Runtime:
     def look(self, state: RequestState, row: int, length: int) -> None:
         """Look at one request after a forward, and hold an event if this is the moment for one.
 
-        What the event drops is hidden from the next forward on, whether or not the scheduler has launched that one before
-        it hears of the event; the next checkpoint then frees it (`decide`).
+        From the end of the page on (see `Pending`), what the event drops is hidden from every forward, whether or not the
+        scheduler has launched the next one before it hears of the event; the next checkpoint then frees it (`decide`).
 
         Args:
             row: row of `req_to_token`. length: logical tokens now in it.
@@ -152,20 +152,24 @@ class Runtime:
             state.turn = self._turn(state, self.memory.update)
         if length < state.look:
             return
-        begin = time.perf_counter()
         self._follow_confidence(state, length)
-        holes = state.holes
-        if self._due(state, length, holes):
+        if state.pending is None and self._due(state, length, state.holes):
+            begin = time.perf_counter()
             scored = self._score(state, row, length)
             drop = self._choose(state, scored)
             if len(drop):
-                state.pending = Pending(drop, length, scored)
-                holes = rows.merge(holes, drop)
-                self.views.set_holes(row, holes, length)
+                state.pending = Pending(drop, length, rows.page_ceil(length, self.page_size), scored)
             seconds = time.perf_counter() - begin
             state.score_ms += seconds * 1e3
             self.metrics.scored(seconds)
-        self._look_after(state, length, holes)
+        if state.pending is None:
+            self._look_after(state, length, state.holes)
+        elif length < state.pending.length:
+            state.look = state.pending.length
+        else:
+            holes = rows.merge(state.holes, state.pending.drop)
+            self.views.set_holes(row, holes, length)
+            self._look_after(state, length, holes)
 
     def _choose(self, state: RequestState, scored: Scored) -> np.ndarray:
         """What goes, `[n]` int64 ascending, by the scores that the history of `scored.length` tokens got."""
@@ -225,12 +229,13 @@ class Runtime:
         state: RequestState = req.intentkv
         if state.action is not None and req.finished():
             self.actions.finished(req)
-            if state.pending is None or state.pending.length > committed:
-                state.look = committed
+            if state.pending is None or state.pending.chosen > committed:
+                state.pending, state.look = None, committed
                 self.look(state, req.kv.req_pool_idx, committed)
         pending = state.pending
-        # The next step may have been launched, and have held an event, before this checkpoint: that one comes later.
-        if pending is None or pending.length > committed:
+        # The next step may have been launched, and have held an event, before this checkpoint: that one comes later. A
+        # finished request computes no more, so it waits for no page's end.
+        if pending is None or committed < (pending.chosen if req.finished() else pending.length):
             return rows.NO_POSITIONS
         state.pending = None
         state.events += 1
@@ -241,18 +246,22 @@ class Runtime:
         """A request gets a row, of which `start` tokens with `holes` were found; called by the cache before they show."""
         state: RequestState = req.intentkv
         if not self._resumes(state, holes):
-            state.goal = len(req.full_untruncated_fill_ids)
-            self._look_after(state, start, holes)
+            state.goal, state.pending = len(req.full_untruncated_fill_ids), None
+            self._look_after(state, self._new_from(state, start), holes)
 
     def usable(self, req: Any, found: int) -> int:
         """How many of `found` tokens a request may take from the cache; called by the cache at every match.
 
         All of them, but for a hit that ends just behind the start of the newest message: how far others have sent the same
-        message's beginning must not decide what of it is observed, and so little is quickly computed again.
+        message's beginning must not decide what of it is observed, and so little is quickly computed again. A session that
+        cannot outgrow its budget in the model's context finds what it would find in SGLang.
         """
         state: RequestState = req.intentkv
         start = state.spans.query[0]
-        return start if state.turn is None and start < found < start + GLIMPSE_TOKENS else found
+        if state.turn is not None or not start < found < start + GLIMPSE_TOKENS:
+            return found
+        context = self._rows.shape[1]
+        return start if self._due(state, context, rows.NO_POSITIONS) else found
 
     def stop(self, req: Any) -> int | None:
         """Length at which the prefill of a request must stop for an event; None where nothing is due before its end."""
@@ -260,8 +269,14 @@ class Runtime:
         goal = len(req.full_untruncated_fill_ids)
         holes = getattr(req.last_node, "holes", rows.NO_POSITIONS)
         planned = req.kv.holds_kv or self._resumes(state, holes)
-        stop = state.look if planned else self._moment(state, req.prefix_len, goal, holes)
+        stop = state.look if planned else self._moment(state, self._new_from(state, req.prefix_len), goal, holes)
         return stop if stop < goal else None
+
+    def _new_from(self, state: RequestState, found: int) -> int:
+        """Where the tokens to be computed begin, as far as the next event is concerned: a hit that ends a little before the
+        newest message, for the sake of whole pages or of a token that was not computed in time, is as good as one up to it."""
+        start = state.spans.query[0]
+        return start if found < start <= found + GLIMPSE_TOKENS else found
 
     def _resumes(self, state: RequestState, holes: np.ndarray) -> bool:
         """Whether a retracted request goes on as if nothing had been. If holes were evicted meanwhile, it decides anew."""
@@ -274,7 +289,8 @@ class Runtime:
         elif state.action is not None:
             state.look = NEVER
         else:
-            state.look = moments.while_generating(length, state.prompt_tokens, self.settings.trigger)
+            # Two steps may be on their way: the one after an event is launched before the event is applied.
+            state.look = moments.while_generating(length + 1, state.prompt_tokens, self.settings.trigger)
         state.glimpse = state.new_query()
         state.glimpse_from = state.look - moments.glimpse(self._chunk)
 
@@ -298,7 +314,7 @@ class Runtime:
         kept = forced + state.budget.tokens(length - forced) + self.settings.trigger - 1
         if self._chunk is None:
             return length
-        return kept + self._chunk + moments.glimpse(self._chunk) + 2 * self.page_size
+        return kept + self._chunk + moments.glimpse(self._chunk) + GLIMPSE_TOKENS + 2 * self.page_size
 
     def _segments(self, state: RequestState, length: int) -> np.ndarray:
         """Segment numbers of the first `length` positions, `[length]` int64. What was generated is not read back for this: it

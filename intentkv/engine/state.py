@@ -36,13 +36,19 @@ class Scored:
 
 @dataclass(frozen=True)
 class Pending:
-    """One event's decision: nobody reads `drop` any more, and the next checkpoint frees it.
+    """One event's decision, from its choice to the checkpoint that frees `drop`.
 
-    drop: `[n]` int64, positions, ascending; length: tokens that the row had, all of them computed before the drop; scored:
-    what it was decided by.
+    A checkpoint files whole pages, and a request retracted after it computes the rest again. So nobody stops reading `drop`
+    before the page of the newest token is full: all of that page is computed before the drop, whenever it is computed.
+
+    drop: `[n]` int64, positions, ascending.
+    chosen: tokens that the row had when they were chosen.
+    length: tokens computed before the drop, the next whole page from `chosen` on.
+    scored: what they were chosen by.
     """
 
     drop: np.ndarray
+    chosen: int
     length: int
     scored: Scored
 

@@ -26,7 +26,7 @@ from tests.host.models import WORDS, Model, small_tokenizer
 from tests.kernels.host import DIM, H_Q, Host
 from tests.unit.heads import untrained_head
 
-PROMPT, CHUNK, TRIGGER = 100, 60, 8
+PROMPT, CHUNK, TRIGGER, ANSWER = 100, 64, 8, 60
 
 
 class Server:
@@ -87,7 +87,7 @@ class Server:
         observer.observe_forward(model, None, batch)
         if self.state.pending is None:
             return np.empty(0, np.int64)
-        drop = self.runtime.decide(SimpleNamespace(intentkv=self.state, rid="mine", finished=lambda: False), end)
+        drop = self.runtime.decide(SimpleNamespace(intentkv=self.state, finished=lambda: False), end)
         self.state.holes = np.union1d(self.state.holes, drop)
         positions = torch.from_numpy(drop)
         self.host.rows.req_to_token[1, positions] = (positions % self.host.page_size).int()
@@ -109,19 +109,23 @@ def served(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_
     ids=[f"{name}, page {size}" for name in SCORERS for size in (1, 16)],
 )
 def test_every_scorer_runs(served: Server) -> None:
-    """A chunk in front of the query, the rest of the prompt, and a generation of 40 tokens; page 0 is full of NaN, so that any read
+    """A chunk in front of the query, the rest of the prompt, and a generation of 60 tokens; page 0 is full of NaN, so that any read
     of a dropped token would show in the scores."""
     drops = [served.forward(0, CHUNK), served.forward(CHUNK, PROMPT)]
-    drops += [served.forward(end - 1, end) for end in range(PROMPT + 1, PROMPT + 41)]
-    assert len(drops[0]) and len(drops[1]), "an event after each chunk"
+    drops += [served.forward(end - 1, end) for end in range(PROMPT + 1, PROMPT + ANSWER + 1)]
+    page = served.host.page_size
+    assert len(drops[0]) and any(len(drop) for drop in drops[1 : 1 + page]), (
+        "an event after each chunk, at a page's end"
+    )
     # ActKV waits for the end of a tool call, and there is none.
-    assert any(len(drop) for drop in drops[2:]) == (served.state.action is None), "and one while generating"
+    generating = served.state.action is None
+    assert any(len(drop) for drop in drops[1 + page :]) == generating, "and one while generating"
     everything = np.concatenate(drops)
     assert len(np.unique(everything)) == len(everything)
     assert served.state.events == sum(len(drop) > 0 for drop in drops)
     assert not np.isin(everything, [*range(4), *range(90, PROMPT)]).any()
-    grown = TRIGGER if served.state.action is None else 40
-    assert PROMPT + 40 - len(everything) <= 4 + 10 + 8 + 16 + grown + 4 * served.host.page_size
+    grown = TRIGGER if generating else ANSWER
+    assert PROMPT + ANSWER - len(everything) <= 4 + 10 + 8 + 16 + grown + 4 * page
 
 
 @pytest.mark.parametrize("served", [("streaming", 1)], indirect=True)

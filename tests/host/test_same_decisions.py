@@ -43,7 +43,8 @@ def tell(world: SessionWorld, order: list[str]) -> dict[str, Told]:
     for turn in range(5):
         for name in order:
             message = words("opening", 20) + words(f"{name} {turn}", 150 if turn % 2 else 60)
-            req = world.serve(world.ask(name, texts[name], message, new=40))
+            # Long answers, a short one that ends before its page does, and one that ends where an event would be due.
+            req = world.serve(world.ask(name, texts[name], message, new=(40, 3, 48, 1, 33)[turn]))
             told[name].append((list(req.output_ids), req.intentkv.holes.tolist()))
             texts[name] = texts[name] + message + list(req.output_ids)
             if turn == 3:
