@@ -97,8 +97,8 @@ def _watch(state: RequestState, row: int, offset: int, begin: int, end: int) -> 
 
 def _wanted(state: RequestState, prefix: int, end: int) -> tuple[int, int, QueryMean]:
     """Positions of `[prefix, end)` to observe, `[first, last)`, and the mean they go to."""
-    if state.turn is not None:  # a retracted request computes again what was observed before
-        return end, end, state.query
+    if state.turn is not None or "query" not in state.needs:
+        return end, end, state.query  # a retracted request computes again what was observed before
     first, last = max(prefix, state.spans.query[0]), min(end, state.spans.query[1])
     if first < last:
         return first, last, state.query
@@ -129,10 +129,10 @@ def _observed(
 ) -> Any:
     active.confidence.expect(forward_batch)
     active.actions.begin(forward_batch)
-    if active.attention is not None and forward_batch.out_cache_loc is not None:
-        active.attention.forget(forward_batch.out_cache_loc)
-    if active.surprise is not None:
-        active.surprise.begin(forward_batch, active.states, computed(forward_batch))
+    if active.scoring.attention is not None and forward_batch.out_cache_loc is not None:
+        active.scoring.attention.forget(forward_batch.out_cache_loc)
+    if active.scoring.surprise is not None:
+        active.scoring.surprise.begin(forward_batch, active.states, computed(forward_batch))
     plan = active.running_plan = plan_forward(forward_batch, active.states)
     try:
         output = original(runner, forward_batch, *args, **kwargs)
@@ -170,6 +170,6 @@ def observe_hidden_states(
 ) -> None:
     """Before LogitsProcessor.forward: measure the surprise of a prefill's tokens, for requests whose scorer asks for it."""
     active = runtime.current_or_none()
-    if active is not None and active.surprise is not None and batch.forward_mode.is_extend():
+    if active is not None and active.scoring.surprise is not None and batch.forward_mode.is_extend():
         scale = processor.logit_scale if processor.logit_scale is not None else 1.0
-        active.surprise.observe(hidden, input_ids, batch.out_cache_loc, lm_head.weight, scale)
+        active.scoring.surprise.observe(hidden, input_ids, batch.out_cache_loc, lm_head.weight, scale)

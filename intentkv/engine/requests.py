@@ -45,7 +45,7 @@ def open_request(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: 
         return
     ids = np.asarray(req.origin_input_ids, dtype=np.int64)
     active = runtime.current()
-    problem = active.prepare(settings.scorer)
+    problem = active.scoring.prepare(settings.scorer)
     if problem is not None:
         req.set_finish_with_abort(f"intentkv_scorer: {settings.scorer} cannot rank this model's tokens: {problem}")
         return
@@ -66,8 +66,8 @@ def open_request(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: 
         budget=settings.budget,
         spans=spans,
         prompt=ids,
-        needs=active.needs(settings.scorer),
-        tap=active.tap(settings.scorer),
+        needs=active.scoring.needs(settings.scorer),
+        tap=active.scoring.tap(settings.scorer),
     )
     active.open_session(state, ids)
     req.intentkv = state

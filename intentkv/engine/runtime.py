@@ -1,6 +1,6 @@
-"""The scheduler's half: keeps memories and scorers, scores a request's history, decides what to drop.
+"""The scheduler's half: decides when a session is looked at and what it drops.
 
-observe (engine/observer.py) -> score and keep (here, on the forward's stream) -> apply (engine/cache.py, which calls
+observe (engine/observer.py) -> score (engine/scoring.py) and keep (here), on the forward's stream -> apply (engine/cache.py, which calls
 `decide` at the next checkpoint).
 """
 
@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import logging
 import time
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
-import torch
-from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.runtime_context import get_observability
 from torch import Tensor
 
@@ -24,25 +21,19 @@ from intentkv.apply.live_view import LiveViews
 from intentkv.config import Settings
 from intentkv.engine import activation
 from intentkv.engine.action_observer import ActionObserver
-from intentkv.engine.chat_format import jinja_template, message_format, token_marks
-from intentkv.engine.collected import AttentionTap, covariance_input, window_input
+from intentkv.engine.chat_format import jinja_template, message_format
 from intentkv.engine.confidence_observer import ConfidenceObserver
 from intentkv.engine.live_backends import attach_views
 from intentkv.engine.metrics import create_metrics
 from intentkv.engine.sampling import SamplingObservers
-from intentkv.engine.state import Pending, RequestState, Scored, Turn
-from intentkv.engine.surprise import SurpriseObserver, lm_head_problem
+from intentkv.engine.scoring import Scoring
+from intentkv.engine.state import Pending, RequestState, Scored
 from intentkv.engine.tracing import create_trace
 from intentkv.keep import moments
 from intentkv.keep.auto_budget import AutoBudgets
 from intentkv.keep.forced import forced_mask, whole_pages
-from intentkv.keep.select import candidates, choose_drop, droppable
-from intentkv.observe.attention_mass import AttentionMass
-from intentkv.observe.segments import segment_numbers
-from intentkv.observe.spans import GLIMPSE_TOKENS, query_positions
-from intentkv.score.base import Need, ScoreInput, Scorer
-from intentkv.score.memory import QueryMemory
-from intentkv.score.registry import HEAD_SCORER, make_scorer
+from intentkv.keep.select import choose_drop, droppable
+from intentkv.observe.spans import GLIMPSE_TOKENS
 
 logger = logging.getLogger(__name__)
 
@@ -61,24 +52,12 @@ class Runtime:
         self.running_plan: Any = None
         self.unaudited = 0  # requests opened since the ledger was last audited
         self.cache: Any = scheduler.tree_cache
-        self.memory = QueryMemory(settings.memory_decay, settings.max_sessions)
         self.metrics = create_metrics(self.cache, get_observability().enable_metrics)
-        self.surprise: SurpriseObserver | None = None  # from the first request on whose scorer asks for it
         self.trace = create_trace(settings, scheduler)
-        self._scorers: dict[str, Scorer] = {}
-        self._model = runner.model
-        if settings.head is not None:
-            self._scorer(HEAD_SCORER)  # now, since a file that is gone must stop the start, not a request
         self.format = message_format(scheduler.tokenizer, scheduler.server_args.chat_template)
-        self._marks = token_marks(scheduler.tokenizer)
         self._rows: Tensor = scheduler.req_to_token_pool.req_to_token
-        self._pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
         self.page_size: int = scheduler.page_size
         self._chunk: int | None = scheduler.chunked_prefill_size
-        self._layers: int = runner.model_config.num_hidden_layers
-        # One factor for all layers: no supported model scales layers differently.
-        self._scale: float = next(m.scaling for m in runner.model.modules() if isinstance(m, RadixAttention))
-        self.attention: AttentionMass | None = None  # from the first request on whose scorer needs it
         self.views = LiveViews(self._rows)
         self.cache.views = self.views
         self.cache.decide = self.decide
@@ -97,15 +76,17 @@ class Runtime:
             activation.refuse(
                 ["another plug-in observes sampling already: remove it, or leave it out with SGLANG_PLUGINS"]
             )
-        runner.sampling_observer = self._sampling = SamplingObservers(self.confidence)
+        runner.sampling_observer = sampling = SamplingObservers(self.confidence)
         template = jinja_template(scheduler.tokenizer, scheduler.server_args.chat_template)
-        self.actions = ActionObserver(settings, scheduler.tokenizer, template, self._pool, self.views, self._layers)
-        problem = self.prepare(settings.scorer)
+        pool, layers = scheduler.token_to_kv_pool_allocator.get_kvcache(), runner.model_config.num_hidden_layers
+        self.actions = ActionObserver(settings, scheduler.tokenizer, template, pool, self.views, layers)
+        self.scoring = Scoring(settings, scheduler, self.views, sampling)
+        problem = self.scoring.prepare(settings.scorer)
         if problem is not None:
             activation.refuse([f"--intentkv-scorer {settings.scorer}: {problem}"])
 
     def _forget_sessions(self) -> None:
-        for known in (self.memory, self.budgets, self.actions):
+        for known in (self.scoring.memory, self.budgets, self.actions):
             known.clear()
 
     def open_session(self, state: RequestState, ids: np.ndarray) -> None:
@@ -114,30 +95,6 @@ class Runtime:
             state.budget = self.budgets.decide(state.session)
             self.confidence.waiting += 1
         self.actions.admit(state, ids)
-
-    def prepare(self, scorer: str) -> str | None:
-        """Get ready to observe what a scorer needs; returns why that cannot be done, or None. Cheap when repeated."""
-        needs = self.needs(scorer)
-        if self.surprise is None and "surprise" in needs:
-            problem = lm_head_problem(self._model)
-            if problem is not None:
-                return problem
-            keys = self._pool.get_key_buffer(0)
-            self.surprise = SurpriseObserver(len(keys), len(self._rows), keys.device)
-            self._sampling.parts.append(self.surprise)
-        if self.attention is None and "attention" in needs:
-            keys = self._pool.get_key_buffer(0)
-            self.attention = AttentionMass(len(keys), keys.device)
-        return None
-
-    def needs(self, scorer: str) -> frozenset[Need]:
-        return self._scorer(scorer).needs
-
-    def tap(self, scorer: str) -> AttentionTap | None:
-        """What observes one request's attention, if its scorer needs that; `prepare` comes first."""
-        if self.attention is None or "attention" not in self.needs(scorer):
-            return None
-        return AttentionTap(self.attention, self._pool.get_key_buffer, self._rows, self.views, self._scale)
 
     def look(self, state: RequestState, row: int, length: int) -> None:
         """Look at one request after a forward, and hold an event if this is the moment for one.
@@ -149,13 +106,13 @@ class Runtime:
             row: row of `req_to_token`. length: logical tokens now in it.
         """
         if state.turn is None and length >= state.prompt_tokens:
-            state.turn = self._turn(state, self.memory.update)
+            self.scoring.complete(state)
         if length < state.look:
             return
         self._follow_confidence(state, length)
         if state.pending is None and self._due(state, length, state.holes):
             begin = time.perf_counter()
-            scored = self._score(state, row, length)
+            scored = self.scoring.score(state, row, self._forced(state, length))
             drop = self._choose(state, scored)
             if len(drop):
                 state.pending = Pending(drop, length, rows.page_ceil(length, self.page_size), scored)
@@ -179,39 +136,6 @@ class Runtime:
         trigger = self.settings.trigger
         drop = choose_drop(scored.scores, scored.forced, scored.holes, state.budget, trigger, self.page_size)
         return rows.droppable(drop, scored.holes, len(scored.forced), self.page_size)
-
-    def _score(self, state: RequestState, row: int, length: int) -> Scored:
-        """Score the live history of a row of `length` tokens."""
-        forced = self._forced(state, length)
-        turn = state.turn or self._turn(state, self.memory.preview)  # of an incomplete prompt: only previewed
-        positions = torch.from_numpy(candidates(forced, state.holes))
-        slots = self._rows[row, positions.to(self._rows.device)].long()
-        asked = torch.from_numpy(query_positions(state.spans, length, state.holes))
-        scores = self._scorer(state.scorer).score(
-            ScoreInput(
-                layer_keys=self._pool.get_key_buffer,
-                slots=slots,
-                positions=positions,
-                memory=turn.memory,
-                query=turn.query,
-                seed=zlib.crc32(state.session.encode()),
-                num_layers=self._layers,
-                segments=torch.from_numpy(self._segments(state, length))[positions],
-                surprise=None if self.surprise is None else self.surprise.by_slot[slots],
-                window=window_input(state, self._rows[row], length, self._scale),
-                attention=None if state.tap is None else state.tap.received(slots),
-                covariance=turn.covariance,
-                layer_values=self._pool.get_value_buffer if "values" in state.needs else None,
-                keep_scores=None if state.action is None else torch.from_numpy(state.action.keep.at(positions.numpy())),
-                query_slots=self._rows[row, asked.to(self._rows.device)].long(),
-            )
-        )
-        return Scored(scores.cpu().numpy(), forced, state.holes)
-
-    def _turn(self, state: RequestState, remember: Callable[[str, Tensor], Tensor]) -> Turn:
-        observed = state.query or state.glimpse
-        query = observed.mean()
-        return Turn(query, remember(state.session, query), covariance_input(observed))
 
     def end_rounds(self, reqs: Sequence[Any]) -> None:
         """The tokens of a decode step are committed: requests whose round has ended are looked at after their next step."""
@@ -315,19 +239,6 @@ class Runtime:
         if self._chunk is None:
             return length
         return kept + self._chunk + moments.glimpse(self._chunk) + GLIMPSE_TOKENS + 2 * self.page_size
-
-    def _segments(self, state: RequestState, length: int) -> np.ndarray:
-        """Segment numbers of the first `length` positions, `[length]` int64. What was generated is not read back for this: it
-        counts as plain text until it comes back in the next turn's prompt."""
-        ids = np.full(length, -1, np.int64)
-        known = state.prompt[:length]
-        ids[: len(known)] = known
-        return segment_numbers(ids, self._marks)
-
-    def _scorer(self, name: str) -> Scorer:
-        if name not in self._scorers:
-            self._scorers[name] = make_scorer(name, self.settings)
-        return self._scorers[name]
 
 
 def attach(result: None, scheduler: Any, *args: Any, **kwargs: Any) -> None:

@@ -57,12 +57,15 @@ class Pending:
 class Turn:
     """What a turn asks for: Enc(q_t) and M_t, which the session's memory became with it, both `[L, H_q, D]` float32.
 
-    covariance: of the queries that Enc(q_t) is the mean of, `[L, H_q, D, D]` float32; None where the scorer needs none.
+    covariance: of the queries that Enc(q_t) is the mean of, `[L, H_q, D, D]` float32. Each is None where the scorer needs none.
     """
 
-    query: Tensor
-    memory: Tensor
+    query: Tensor | None
+    memory: Tensor | None
     covariance: Tensor | None
+
+
+NO_TURN = Turn(None, None, None)
 
 
 @dataclass(eq=False)

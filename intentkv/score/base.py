@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-Need = Literal["surprise", "window", "attention", "covariance", "values", "keep_scores"]
+Need = Literal["query", "surprise", "window", "attention", "covariance", "values", "keep_scores"]
 """What the engine collects only for requests whose scorer declares it; each is a field of `ScoreInput`."""
 
 
@@ -62,8 +62,8 @@ class ScoreInput:
             A view of the pool: never written to.
         slots: `[n]` int64, row of each candidate in the paged keys.
         positions: `[n]` int64 on the CPU, logical position of each candidate, ascending.
-        memory: `[L, H_q, D]` float32, the session's query memory M_t.
-        query: `[L, H_q, D]` float32, this turn's Enc(q_t).
+        memory, query: for scorers that need "query": `[L, H_q, D]` float32, the session's query memory M_t, and this
+            turn's Enc(q_t).
         seed: equal on all ranks and over all turns of a session.
         num_layers: L.
         query_slots: `[q]` int64, rows in the paged keys of the tokens that `query` is the mean of, in order. May
@@ -84,11 +84,11 @@ class ScoreInput:
     layer_keys: Callable[[int], Tensor]
     slots: Tensor
     positions: Tensor
-    memory: Tensor
-    query: Tensor
     seed: int
     num_layers: int
     segments: Tensor
+    memory: Tensor | None = None
+    query: Tensor | None = None
     query_slots: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     surprise: Tensor | None = None
     window: Window | None = None

@@ -30,10 +30,12 @@ class ExpectedAttentionScorer:
     """
 
     name = "expected-attention"
-    needs: frozenset[Need] = frozenset({"covariance", "values"})
+    needs: frozenset[Need] = frozenset({"query", "covariance", "values"})
 
     def score(self, x: ScoreInput) -> Tensor:
-        """`[n]` float32 on the device of `x.slots`; sums to L * H_kv. Raises ValueError without covariance or values."""
+        """`[n]` float32 on the device of `x.slots`; sums to L * H_kv. Raises ValueError without query, covariance or values."""
+        if x.query is None:
+            raise missing(self, "query")
         if x.covariance is None:
             raise missing(self, "covariance")
         if x.layer_values is None:

@@ -15,7 +15,7 @@ class IntentHeadScorer:
     """`s_j = rule_j + alpha * MLP(phi_j (+) c_j)` (IntentKV), the rule as published; an untrained head changes no bit of it."""
 
     name = "intent-head"
-    needs: frozenset[Need] = frozenset()
+    needs: frozenset[Need] = frozenset({"query"})
 
     def __init__(self, head: ResidualHead) -> None:
         """`head`: moved to the keys' device at the first score."""
@@ -30,6 +30,7 @@ class IntentHeadScorer:
     def score(self, x: ScoreInput) -> Tensor:
         """`[n]` float32 on the device of `x.slots`. Raises ValueError if memory, head and keys do not fit each other."""
         rule = self._rule.score(x)
+        assert x.memory is not None, "the rule has asked for it"
         if x.memory.shape[-1] != self._head.head_dim:
             raise ValueError(
                 f"{self.name}: the head is for D = {self._head.head_dim}, the keys have D = {x.memory.shape[-1]}"

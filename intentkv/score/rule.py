@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from intentkv.kernels.chunks import chunks
-from intentkv.score.base import Need, ScoreInput
+from intentkv.score.base import Need, ScoreInput, missing
 
 
 class RuleScorer:
@@ -23,7 +23,7 @@ class RuleScorer:
     a group share their KV head by a batched matrix product, without copies of the keys for each.
     """
 
-    needs: frozenset[Need] = frozenset()
+    needs: frozenset[Need] = frozenset({"query"})
 
     def __init__(self, name: str, temperature: float | Literal["rescaled"]) -> None:
         """`temperature`: T > 0, or `rescaled`. Raises ValueError otherwise."""
@@ -35,8 +35,10 @@ class RuleScorer:
     def score(self, x: ScoreInput) -> Tensor:
         """Score every candidate: `[n]` float32 on the device of `x.slots`, which is the keys'; each in [0, L * H_q].
 
-        Raises ValueError if the memory does not fit the keys.
+        Raises ValueError without a memory, or if it does not fit the keys.
         """
+        if x.memory is None:
+            raise missing(self, "query")
         total = torch.zeros(x.slots.shape, dtype=torch.float32, device=x.slots.device)
         if x.slots.numel():
             for layer in range(x.num_layers):

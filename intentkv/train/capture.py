@@ -53,15 +53,21 @@ class CaptureModel:
         """`path`: a checkpoint folder or hub name."""
         config = AutoConfig.from_pretrained(path)
         self.identity = ModelIdentity.of(Path(path).name, config)
-        self._dtype: torch.dtype = config.get_text_config().dtype or torch.float32
+        self.dtype: torch.dtype = config.get_text_config().dtype or torch.float32
         self.model: Any = AutoModel.from_pretrained(path, dtype=torch.float32, attn_implementation=_ATTENTION).eval()
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, spans: Sequence[tuple[int, int]]) -> Captured:
         """Run `ids` `[N]` int64 from position 0; the mean queries of `spans` and the keys of all tokens come back."""
-        captured = Captured(spans, self._dtype)
-        self.model(ids.unsqueeze(0), use_cache=False, captured=captured)
+        captured = Captured(spans, self.dtype)
+        self.run(ids, captured)
         return captured
+
+    @torch.inference_mode()
+    def run(self, ids: Tensor, into: Captured) -> Tensor:
+        """Run `ids` `[N]` int64 from position 0; `into` takes what every layer sees. The final hidden states, `[N, E]` float32."""
+        hidden: Tensor = self.model(ids.unsqueeze(0), use_cache=False, captured=into).last_hidden_state[0]
+        return hidden
 
 
 def _attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any) -> Any:

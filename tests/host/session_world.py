@@ -90,6 +90,7 @@ class SessionWorld(World):
             budget=Budget("fixed", self.budget),
             spans=spans,
             prompt=np.array(prompt),
+            needs=self.runtime.scoring.needs(SCORER),
         )
         return req
 

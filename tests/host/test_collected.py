@@ -117,7 +117,7 @@ def test_the_windows_input_has_what_lives() -> None:
 def test_moments_do_not_depend_on_the_chunks(cuts: list[int]) -> None:
     """Mean and covariance of the query span, with a mean that is large against the spread."""
     rows = torch.randn(16, 3, 8) + 100 * torch.randn(3, 8)
-    mine = state("covariance", query=(0, 16), prompt=16)
+    mine = state("query", "covariance", query=(0, 16), prompt=16)
     for start, end in itertools.pairwise([0, *cuts, 16]):
         feed({"mine": mine}, rows[start:end], ("mine", start, end - start))
     covariance = covariance_input(mine.query)
@@ -130,7 +130,7 @@ def test_moments_do_not_depend_on_the_chunks(cuts: list[int]) -> None:
 
 
 def test_one_row_has_no_spread_and_a_glimpse_has_its_own() -> None:
-    mine = state("covariance")
+    mine = state("query", "covariance")
     plan = plan_forward(batch(("mine", 0, 40)), {"mine": mine})
     assert plan is not None
     (watched,) = plan.watched
@@ -156,8 +156,7 @@ class Served:
         self.mass.received.fill_(7.0)  # of earlier owners
         self.expected = torch.full((len(keys),), 7.0, dtype=torch.float64)
         self.active = SimpleNamespace(
-            surprise=None,
-            attention=self.mass,
+            scoring=SimpleNamespace(surprise=None, attention=self.mass),
             views=self.views,
             states={},
             running_plan=None,

@@ -60,8 +60,8 @@ class Server:
             budget=settings.budget,
             spans=Spans(system_end=4, query=(90, PROMPT)),
             prompt=np.random.default_rng(0).integers(0, len(WORDS), PROMPT),
-            needs=self.runtime.needs(scorer),
-            tap=self.runtime.tap(scorer),
+            needs=self.runtime.scoring.needs(scorer),
+            tap=self.runtime.scoring.tap(scorer),
         )
         self.runtime.open_session(self.state, self.state.prompt)
         self.host.fill_row(1, 200)
@@ -131,8 +131,8 @@ def test_every_scorer_runs(served: Server) -> None:
 @pytest.mark.parametrize("served", [("streaming", 1)], indirect=True)
 def test_who_needs_nothing_pays_nothing(served: Server) -> None:
     served.forward(0, CHUNK)
-    assert served.runtime.attention is None
-    assert served.runtime.surprise is None
+    assert served.runtime.scoring.attention is None
+    assert served.runtime.scoring.surprise is None
     assert served.state.window is None and served.state.tap is None
 
 
@@ -140,7 +140,7 @@ def test_who_needs_nothing_pays_nothing(served: Server) -> None:
 def test_the_query_is_told_by_its_slots(served: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before it is reached, by those of the tokens before the event; without what has been dropped."""
     seen = []
-    scorer = served.runtime._scorer("streaming")
+    scorer = served.runtime.scoring._scorer("streaming")
 
     def score(x: ScoreInput) -> torch.Tensor:
         seen.append(x.query_slots)

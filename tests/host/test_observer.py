@@ -53,7 +53,7 @@ def idle() -> dict[str, SimpleNamespace]:
 
 def test_rows_are_counted_over_the_whole_batch() -> None:
     """Other people's requests take rows too; the span is cut to what this forward computes."""
-    mine = state_with((130, 160), 160)
+    mine = state_with((130, 160), 160, "query")
     plan = plan_forward(batch(("other", 0, 10), ("mine", 100, 60), ("late", 7, 3)), {"mine": mine})
     assert plan is not None
     (watched,) = plan.watched
@@ -66,7 +66,7 @@ def test_the_tokens_before_an_event_stand_in_for_a_query_not_reached(
     prefix: int, end: int, rows: tuple[int, int] | None
 ) -> None:
     """Those of the 64 positions before the event that a chunk computes, wherever the chunk ends."""
-    mine = state_with((500, 520), 520)
+    mine = state_with((500, 520), 520, "query")
     mine.look, mine.glimpse_from = 300, 236
     plan = plan_forward(batch(("mine", prefix, end - prefix)), {"mine": mine})
     assert plan is not None
@@ -77,7 +77,7 @@ def test_the_tokens_before_an_event_stand_in_for_a_query_not_reached(
 
 def test_a_retracted_request_observes_nothing_twice() -> None:
     """It has seen its whole prompt before; what it computes again adds nothing to its mean."""
-    mine = state_with((4, 9), 10)
+    mine = state_with((4, 9), 10, "query")
     mine.turn = Turn(torch.zeros(1), torch.zeros(1), None)
     plan = plan_forward(batch(("mine", 0, 12)), {"mine": mine})
     assert plan is not None
@@ -98,7 +98,7 @@ def test_nobody_of_ours() -> None:
 def test_the_mean_does_not_depend_on_the_chunks(cuts: list[int]) -> None:
     """A span of 16 rows in any number of chunks, 3 layers: equal to the mean over all rows in float64."""
     rows = torch.randn(16, 4, 8)
-    mine = state_with((0, 16), 16)
+    mine = state_with((0, 16), 16, "query")
     edges = [0, *cuts, 16]
     for start, stop in itertools.pairwise(edges):
         plan = plan_forward(batch(("mine", start, stop - start)), {"mine": mine})

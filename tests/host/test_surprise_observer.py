@@ -40,8 +40,7 @@ class Server:
         self.texts = {rid: list(state.prompt) for rid, state in states.items()}
         self.rows = {rid: row for row, rid in enumerate(states, start=1)}
         active = SimpleNamespace(
-            surprise=self.surprise,
-            attention=None,
+            scoring=SimpleNamespace(surprise=self.surprise, attention=None),
             views=SimpleNamespace(running=None),
             states=states,
             running_plan=None,

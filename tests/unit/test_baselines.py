@@ -69,16 +69,17 @@ def test_a_scorer_says_what_it_was_not_given(name: str, tmp_path: Path) -> None:
     """Whatever a scorer declares, and nothing else, it asks for in words when it is missing."""
     scorer = make_scorer(name, Settings(head=untrained_head(tmp_path, 4)))
     fields = {
-        "surprise": "surprise",
-        "window": "window",
-        "attention": "attention",
-        "covariance": "covariance",
-        "values": "layer_values",
-        "keep_scores": "keep_scores",
+        "query": ("query", "memory"),
+        "surprise": ("surprise",),
+        "window": ("window",),
+        "attention": ("attention",),
+        "covariance": ("covariance",),
+        "values": ("layer_values",),
+        "keep_scores": ("keep_scores",),
     }
     x = positions_only(torch.arange(20))
-    for need, field in fields.items():
-        without = dataclasses.replace(x, **{field: None})
+    for need, given in fields.items():
+        without = dataclasses.replace(x, **dict.fromkeys(given))
         if need in scorer.needs:
             with pytest.raises(ValueError, match=f"{name}: expected '{need}' in its input"):
                 scorer.score(without)

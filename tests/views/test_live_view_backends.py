@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from intentkv.engine import live_backends, observer, runtime
+from tests.host.test_observer import idle
 from tests.kernels.test_live_view import Operators
 from tests.views.setting import CASES, ROWS, Setting, pruned, replay_view
 
@@ -152,7 +153,9 @@ def test_a_padded_graph_view_keeps_its_padding() -> None:
 
 def test_a_forward_has_its_rows_and_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """`running` is what the scheduler's batch carried, while ModelRunner.forward runs, and only then."""
-    active = SimpleNamespace(views=SimpleNamespace(running=None), states={})
+    active = SimpleNamespace(
+        views=SimpleNamespace(running=None), states={}, scoring=SimpleNamespace(surprise=None, attention=None), **idle()
+    )
     monkeypatch.setattr(runtime, "_runtime", active)
     mode = SimpleNamespace(is_extend=lambda: False, is_decode=lambda: False)
     batch = SimpleNamespace(forward_mode=mode, rids=[], out_cache_loc=None)

@@ -44,6 +44,7 @@ def residual(head: ResidualHead, x: ScoreInput, rule: Tensor) -> Tensor:
     correction = torch.zeros_like(rule)
     if not rule.numel():
         return correction
+    assert x.memory is not None, "the rule score has read it"
     memory = mean_memory(x.memory).to(rule.device)
     span = mean_keys(x.layer_keys, x.query_slots[-SPAN_TOKENS:], x.num_layers)
     # Alive at once for a position: its mean key, phi and phi with c_j, query and c_j, hidden before and after GELU.

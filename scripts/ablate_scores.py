@@ -1,0 +1,149 @@
+"""What each way to rank keeps of generated sessions: facts that a later turn asks for, live in full when it does.
+
+    python scripts/ablate_scores.py [--sessions 100 --seed 5000 --head build/head/head.safetensors --out docs/results/ablation.json]
+
+No server: one forward a session, see `intentkv.evals.offline` for what that leaves out. Budgets are shares of a session's
+final length, in tokens.
+"""
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from intentkv.evals.plan import add_session_arguments, planned_sessions
+from intentkv.evals.provenance import provenance
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from intentkv.config import Settings
+from intentkv.engine.chat_format import message_format, token_marks
+from intentkv.evals.model import model_path
+from intentkv.evals.offline import Replayer, facts_kept
+from intentkv.score.base import Need, ScoreInput, Scorer
+from intentkv.score.intent import IntentScorer, segment_worth
+from intentkv.score.registry import make_scorer
+from intentkv.score.rule import RuleScorer
+
+BUDGETS = (50, 25, 12)  # percent
+DECAY = Settings().memory_decay
+FORGETS = 100.0  # the decay of a memory that is this turn's query alone
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of the table: `score` a candidate, with the query memory's decay."""
+
+    score: Callable[[ScoreInput], torch.Tensor]
+    decay: float = DECAY
+    name: str = "ablation"
+    needs: frozenset[Need] = frozenset()
+
+
+def surprise_by_token(x: ScoreInput) -> torch.Tensor:
+    assert x.surprise is not None
+    return x.surprise
+
+
+def best_sum(x: ScoreInput) -> torch.Tensor:
+    """A segment's six largest surprises, not divided by its length."""
+    assert x.surprise is not None
+    _, lengths = np.unique(x.segments.numpy(), return_counts=True)
+    return segment_worth(x.surprise, x.segments, 6) * torch.from_numpy(np.repeat(lengths, lengths))
+
+
+def short_first(x: ScoreInput) -> torch.Tensor:
+    """Short sentences first: what the length alone tells."""
+    return segment_worth(torch.ones(len(x.slots)), x.segments, 1)
+
+
+def times_rank(rule: RuleScorer, weight: float) -> Callable[[ScoreInput], torch.Tensor]:
+    """`intent`, times 1 + weight * rank of the memory's score averaged over the segment."""
+
+    def score(x: ScoreInput) -> torch.Tensor:
+        by_segment = segment_worth(rule.score(x), x.segments, 64)
+        ranks = by_segment.argsort(stable=True).argsort(stable=True) / max(1, len(x.slots))
+        return IntentScorer().score(x) * (1 + weight * ranks)
+
+    return score
+
+
+def rows(head: str | None) -> dict[str, Row]:
+    rule, rescaled = RuleScorer("rule", temperature=1.0), RuleScorer("rescaled", temperature="rescaled")
+    fixed = {t: RuleScorer("fixed", temperature=t) for t in (0.25, 0.1)}
+    named = ("streaming", "random", "random-sentence", "keydiff", "snapkv")
+    table = {
+        "intent": Row(IntentScorer().score),
+        "surprise by token": Row(surprise_by_token),
+        "surprise, sum of 6": Row(best_sum),
+        "short sentences first": Row(short_first),
+        "intent x memory (0.3)": Row(times_rank(rule, 0.3)),
+        "intent x memory (1.0)": Row(times_rank(rule, 1.0)),
+        "intent-rule: memory, T = 1": Row(rule.score),
+        "intent-rescaled: memory, T rescaled": Row(rescaled.score),
+        **{f"memory, T = {t}": Row(scorer.score) for t, scorer in fixed.items()},
+        "query only, T = 1": Row(rule.score, FORGETS),
+        "query only, T rescaled": Row(rescaled.score, FORGETS),
+        **{name: Row(make_scorer(name, Settings()).score) for name in named},
+    }
+    if head is not None:
+        scorer: Scorer = make_scorer("intent-head", Settings(head=head))
+        table["intent-head"] = Row(scorer.score)
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    add_session_arguments(parser, sessions=100, seed=5000)
+    parser.add_argument("--head", help="a residual head's file, for one row more")
+    parser.add_argument("--threads", type=int, default=None, help="torch threads (default: torch's choice)")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    arguments = parser.parse_args()
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
+    console = Console(width=110)
+    replayer = Replayer(str(model_path()), lambda tokenizer: message_format(tokenizer, None), token_marks)
+    table = rows(arguments.head)
+    samples: dict[str, dict[str, list[list[bool]]]] = {name: {str(b): [] for b in BUDGETS} for name in table}
+    lengths, names = [], []
+    for session in track(planned_sessions(arguments), "sessions", console=console, transient=True):
+        replay = replayer.read(session)
+        names.append(replay.name)
+        lengths.append(replay.length)
+        for name, row in table.items():
+            for budget in BUDGETS:
+                kept = facts_kept(replay, row, replay.length * budget // 100, row.decay)
+                samples[name][str(budget)].append(kept)
+    print_table(console, samples)
+    if arguments.out is not None:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        result = {**provenance(), "sessions": names, "lengths": lengths, "facts_kept": samples}
+        arguments.out.write_text(json.dumps(result) + "\n", encoding="utf-8")
+
+
+def print_table(console: Console, samples: dict[str, dict[str, list[list[bool]]]]) -> None:
+    shown = Table(
+        "ranked by",
+        *(f"{budget} %" for budget in BUDGETS),
+        title="facts of the history live in full, % (95 % interval)",
+    )
+    for name, budgets in samples.items():
+        shown.add_row(name, *(_cell(budgets[str(budget)]) for budget in BUDGETS))
+    console.print(shown)
+
+
+def _cell(sessions: list[list[bool]]) -> str:
+    """Mean and bootstrap interval over sessions."""
+    right = np.array([sum(kept) for kept in sessions], dtype=float)
+    count = np.array([len(kept) for kept in sessions], dtype=float)
+    drawn = np.random.default_rng(0).integers(len(sessions), size=(2000, len(sessions)))
+    low, high = np.quantile(right[drawn].sum(1) / count[drawn].sum(1), [0.025, 0.975])
+    return f"{100 * right.sum() / count.sum():.0f}  ({100 * low:.0f}-{100 * high:.0f})"
+
+
+if __name__ == "__main__":
+    main()
