@@ -12,7 +12,8 @@ from typing import Any
 
 import openai
 
-from intentkv.evals.sessions import Message, Session, is_right
+from intentkv.evals.client import branch_id
+from intentkv.evals.sessions import Session, Transcript, is_right
 
 ANSWER_TOKENS = 24
 TURN_SECONDS = 900.0
@@ -103,9 +104,9 @@ async def _play_one(
     finished: Callable[[], None],
     extra: dict[str, Any],
 ) -> None:
-    messages: list[Message] = [{"role": "system", "content": session.system}]
+    transcript = Transcript(session)
     for number, turn in enumerate(session.turns, start=1):
-        messages += turn.messages
+        messages: Any = transcript.ask(turn)
         asked = time.monotonic() - begin
         times: list[float] = []
         pieces: list[str] = []
@@ -118,7 +119,7 @@ async def _play_one(
                 max_tokens=ANSWER_TOKENS,
                 stream=True,
                 stream_options={"include_usage": True},
-                extra_body={"session_id": session.name, **extra},
+                extra_body={"session_id": branch_id(session.name, turn), **extra},
             )
             async for chunk in stream:
                 usage = chunk.usage or usage
@@ -143,7 +144,7 @@ async def _play_one(
             )
         )
         finished()
-        messages.append({"role": "assistant", "content": answer})
+        transcript.answered(turn, answer)
 
 
 def _watch_pool(url: str, result: LoadResult, stop: threading.Event) -> None:
