@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 from intentkv import checks
 from intentkv.errors import SettingsError
 from intentkv.keep.budget import DEFAULT_BUDGET, Budget
+from intentkv.observe.call_templates import TEMPLATES, markers_of
 from intentkv.score.registry import SCORERS
 
 __all__ = [
@@ -29,6 +30,14 @@ __all__ = [
 Layout = Literal["reclaim", "mask"]
 
 
+def _action_template(raw: object) -> str:
+    if isinstance(raw, str):
+        if raw not in TEMPLATES:
+            markers_of(raw)
+        return raw
+    raise ValueError(f"expected text, got {checks.shown(raw)}")
+
+
 @dataclass(frozen=True)
 class _Field:
     """One server setting: how it is checked, and what `--help` says about it."""
@@ -40,7 +49,11 @@ class _Field:
 
 _FIELDS: dict[str, _Field] = {
     "scorer": _Field(checks.choice(SCORERS), "NAME", f"how history tokens are ranked: {', '.join(SCORERS)}"),
-    "budget": _Field(Budget.parse, "N|N%", "history tokens kept: a number, or a share of the history such as 25%"),
+    "budget": _Field(
+        Budget.parse,
+        "N|N%|auto",
+        "history tokens kept: a number, a share of the history, or auto: by the model's confidence",
+    ),
     "trigger": _Field(checks.integer(1), "N", "an event needs at least this many droppable tokens"),
     "layout": _Field(
         checks.choice(get_args(Layout)), "NAME", "reclaim frees memory; mask only stops reading dropped tokens"
@@ -48,6 +61,14 @@ _FIELDS: dict[str, _Field] = {
     "memory_decay": _Field(checks.number(0, 100), "X", "lambda of the session's query memory; 0 never forgets"),
     "max_sessions": _Field(checks.integer(1), "N", "sessions remembered; the least recently used one goes first"),
     "recent": _Field(checks.integer(0), "N", "tokens at the end of the context that are always kept"),
+    "budget_init": _Field(checks.integer(1), "N", "history tokens that a budget of auto starts with"),
+    "budget_max": _Field(checks.integer(1), "N", "history tokens that a budget of auto never exceeds"),
+    "budget_growth": _Field(checks.number(1.01, 100), "X", "factor by which a budget of auto grows"),
+    "lrfu_decay": _Field(checks.number(0, 1), "X", "actkv: how much of an entry's use counts at the next action"),
+    "top_p": _Field(checks.number(0.01, 1), "X", "actkv: share of an action's attention that counts as use"),
+    "action_template": _Field(
+        _action_template, "NAME|OPEN...CLOSE", f"actkv: how calls are written: {', '.join(TEMPLATES)}, or two markers"
+    ),
 }
 
 
@@ -63,6 +84,10 @@ class Settings:
         memory_decay: lambda of `M_t = exp(-lambda) M_(t-1) + Enc(q_t)`.
         max_sessions: sessions the query memory holds.
         recent: tokens at the end that are always kept.
+        budget_init, budget_max, budget_growth: tokens that a budget of `auto` starts with and never exceeds, and the
+            factor it grows by.
+        lrfu_decay, top_p: ActKV's lambda, and the share of an action's attention whose entries are hits.
+        action_template: how the model writes calls, see `observe.call_templates`; `auto` asks its chat template.
     """
 
     scorer: str = "intent"
@@ -72,6 +97,12 @@ class Settings:
     memory_decay: float = 0.5
     max_sessions: int = 1024
     recent: int = 64
+    budget_init: int = 512
+    budget_max: int = 30000
+    budget_growth: float = 1.75
+    lrfu_decay: float = 0.5
+    top_p: float = 0.9
+    action_template: str = "auto"
 
     def to_dict(self) -> dict[str, str | int | float]:
         """Plain values only, so that they survive JSON and unpickling in a process that lacks this package."""
@@ -203,6 +234,11 @@ def _read_file(path: str, reasons: list[str]) -> list[tuple[str, str, object]]:
 
 def _checked(entries: list[tuple[str, str, object]], reasons: list[str]) -> Settings:
     values = _check_all(entries, {name: field.check for name, field in _FIELDS.items()}, "", reasons)
+    first, most = values.get("budget_init", Settings.budget_init), values.get("budget_max", Settings.budget_max)
+    if first > most:
+        reasons.append(
+            f"budget_init: expected at most budget_max, got {first} and {most}: lower it, or raise budget_max"
+        )
     if reasons:
         raise SettingsError(reasons)
     return Settings(**values)

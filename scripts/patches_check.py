@@ -21,7 +21,7 @@ def write_pins(version: str, rows: list[inventory.HookRow]) -> Path:
     path = PATCHES / f"sglang-{version}.toml"
     lines = [f"# Pins of SGLang {version}, written by scripts/patches_check.py --write.", ""]
     for row in rows:
-        pin = inventory.take_pin(row.target)
+        pin = inventory.take_pin(row)
         lines += [f'["{row.target}"]', f"signature = '''{pin.signature}'''", f'source = "{pin.source}"', ""]
     path.write_text("\n".join(lines), encoding="utf-8")
     return path

@@ -110,9 +110,11 @@ def _register_extension_points(settings: Settings) -> None:
     from sglang.srt.arg_groups.overrides import declare_resolution, resolved_view
     from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
 
+    from intentkv.engine import live_backends
     from intentkv.engine.cache import register_backend
 
     register_backend(settings.layout, settings.max_sessions, CACHE_BACKEND)
+    live_backends.register()
 
     @register_resolution_hook("handle_missing_default_values")
     def choose_cache(server_args: Any, previous: Any) -> None:

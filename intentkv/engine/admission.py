@@ -5,7 +5,8 @@ never hold. With an event after each chunk a session never holds more than `peak
 kept, its budget, what an event may leave over, and one chunk. That is what must fit.
 
 Three hooks, in the order a request meets them: the length limit (`lift_length_limit`), the bound on its answer
-(`bound_answer`), and the room asked for at admission and for each further chunk (`session_prefill_adder`).
+(`bound_answer`), and the room asked for at admission and for each further chunk (`session_prefill_adder`), which also
+ends chunks where an event is due (see `intentkv.keep.moments`).
 """
 
 from __future__ import annotations
@@ -84,26 +85,49 @@ def session_prefill_adder(adder_class: Any, scheduler: Any) -> type[PrefillAdder
                 growth = peak_live(self.tree_cache, req, len(req.full_untruncated_fill_ids)) - held
                 growth = min(extend_input_len, max(growth, self.rem_chunk_tokens))
                 total_tokens -= extend_input_len - growth
-            return super()._check_prefill_budget(
+            fits, limit = super()._check_prefill_budget(
                 req, extend_input_len=extend_input_len, total_tokens=total_tokens, **rest
             )
+            return fits, self._until_event(req, limit)
+
+        def add_one_req(self, req: Req, **rest: Any) -> Any:
+            result = super().add_one_req(req, **rest)
+            return self._one_chunked(req) if self.new_chunked_req is req else result
 
         def add_chunked_req(self, req: Req) -> Req | None:
-            """The next chunk: as much of it as fits now; none while others must finish first.
+            """The next chunk, up to the next event: as much of it as fits now; none while others must finish first.
 
             SGLang would go on with a full chunk in any case and stop the server when the allocation fails.
             """
+            limit = self._until_event(req, self.rem_chunk_tokens)
+            if limit is None:
+                return super().add_chunked_req(req)
             room = page_floor(int(self.cur_rem_tokens), self.page_size) - self.page_size
-            if self.rem_chunk_tokens is None or self.rem_total_tokens > 0 or room >= self.rem_chunk_tokens:
-                return super().add_chunked_req(req)
-            if room >= self.page_size:
-                self.chunked_req_limit = min(room, self.chunked_req_limit or room)
-                return super().add_chunked_req(req)
-            if not self.running_batch.reqs:
-                reason = "The session needs more memory than the KV pool has: lower intentkv_budget or send less"
-                req.discard_output_reason = FINISH_ABORT(reason, HTTPStatus.SERVICE_UNAVAILABLE)
-                scheduler._pending_chunked_abort_req = req
-            self.rem_chunk_tokens = 0  # admits nobody else this round either
-            return req
+            if self.rem_total_tokens <= 0 and room < limit:
+                limit = room
+            if limit >= self.page_size:
+                self.chunked_req_limit = min(limit, self.chunked_req_limit or limit)
+                rest = super().add_chunked_req(req)
+            else:
+                rest = req
+                if not self.running_batch.reqs:
+                    reason = "The session needs more memory than the KV pool has: lower intentkv_budget or send less"
+                    req.discard_output_reason = FINISH_ABORT(reason, HTTPStatus.SERVICE_UNAVAILABLE)
+                    scheduler._pending_chunked_abort_req = req
+            if rest is not None:
+                self._one_chunked(req)
+            return rest
+
+        def _until_event(self, req: Req, limit: int | None) -> int | None:
+            """`limit` tokens of a prefill, cut where an event is due."""
+            if limit is None or session_of(req) is None or self.tree_cache.stop is None:
+                return limit
+            stop = self.tree_cache.stop(req)
+            return limit if stop is None else min(limit, stop - req.prefix_len)
+
+        def _one_chunked(self, req: Req) -> Any:
+            """SGLang can go on with one unfinished prompt only: what a cut chunk has left over is not given away."""
+            self.rem_chunk_tokens = 0
+            return self.budget_state()
 
     return SessionPrefillAdder

@@ -11,8 +11,18 @@ KEY = "intentkv"
 
 
 def report(req: Any, state: RequestState) -> dict[str, Any]:
-    """What one finished request reports (design, section 4); counts in tokens and slots, `score_ms` in milliseconds."""
+    """What one finished request reports (design, section 4); counts in tokens and slots, `score_ms` in milliseconds.
+
+    A budget of `auto` adds where it stands and the slope that decided it; ActKV adds the action regions of the answer, and
+    how many entries of the session's text are of which access class.
+    """
     logical = len(req.origin_input_ids) + len(req.output_ids)
+    extra: dict[str, Any] = {}
+    if state.budget.kind == "auto":
+        slope = runtime.current().budgets.slope(state.session)
+        extra |= {"budget_tokens": int(state.budget.value), "confidence_slope": slope}
+    if state.action is not None:
+        extra |= {"action_regions": state.action.regions, "access": state.action.keep.access.counts()}
     return {
         "session": state.label,
         "scorer": state.scorer,
@@ -24,6 +34,7 @@ def report(req: Any, state: RequestState) -> dict[str, Any]:
         "freed_slots": state.freed,
         "reused_prefix_tokens": state.reused_prefix_tokens,
         "score_ms": round(state.score_ms, 3),
+        **extra,
     }
 
 

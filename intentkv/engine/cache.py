@@ -13,6 +13,7 @@ Accounting, locking and eviction of pruned sessions are the tree's own: an idle 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -47,10 +48,13 @@ class IntentKVRadixCache(UnifiedRadixCache):
     """SGLang's unified radix cache with sessions that may drop positions. Runs on the scheduler thread only.
 
     Attributes:
-        layout: "reclaim" takes dropped positions out of the tree and frees them; "mask" only stops reading them and
-            keeps everything in the tree, as a reference for quality.
+        layout: "reclaim" takes dropped positions out of the tree and frees them; "mask" takes the same steps but keeps
+            them in the session's namespace, as a reference for quality.
         decide: called once after each publish with (request, computed tokens); returns positions to drop, `[n]`
             integers. Must answer from host-known facts, alike on all ranks.
+        admit: called with (request, found tokens, holes) when a session's request gets a row, before its holes show.
+        stop: called with a session's request; the length at which its prefill must stop for an event, or None.
+        usable: called with (request, found tokens); how many of them a session's request may take.
         peak: called with (request, length); the most live tokens that the request holds at once while that many are
             computed in chunks, with an event after each. Lets prompts in that are larger than the pool (see
             `admission`).
@@ -62,6 +66,9 @@ class IntentKVRadixCache(UnifiedRadixCache):
 
     layout: Layout = "reclaim"
     decide: Callable[[Req, int], np.ndarray] | None = None
+    admit: Callable[[Req, int, np.ndarray], None] | None = None
+    stop: Callable[[Req], int | None] | None = None
+    usable: Callable[[Req, int], int] | None = None
     peak: Callable[[Req, int], int] | None = None
     views: LiveViews | None = None
     on_reset: Callable[[], None] | None = None
@@ -89,6 +96,15 @@ class IntentKVRadixCache(UnifiedRadixCache):
     # -- what a session finds: asked many times before admission, so free of effects other than recency
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
+        match = self._match(params)
+        if self.usable is None or session_of(params.req) is None:
+            return match
+        usable = self.usable(params.req, match.device_prefix_len)
+        if usable >= match.device_prefix_len:
+            return match
+        return self._match(dataclasses.replace(params, key=params.key[:usable]))
+
+    def _match(self, params: MatchPrefixParams) -> MatchResult:
         hits = self._hits(params)
         plain = super().match_prefix(params)
         if not hits:
@@ -138,6 +154,8 @@ class IntentKVRadixCache(UnifiedRadixCache):
             row = self.rows[index] = Row.admitted(req)
             req.intentkv.reused_prefix_tokens = req.prefix_len - len(row.holes)
             self._counts["namespaces_evicted"] += isinstance(req.last_node, PathNode) and req.last_node.lost
+            if self.admit is not None:
+                self.admit(req, req.prefix_len, row.holes)
             self._show(row)
 
     def checkpoint(self, req: Req, *, up_to: int, **kwargs: Any) -> None:
@@ -154,16 +172,18 @@ class IntentKVRadixCache(UnifiedRadixCache):
             self._drop(row, self._wanted(row, up_to))
         self._remember(row)
 
-    def checkpoint_decoding(self, req: Req) -> int:
+    def checkpoint_decoding(self, req: Req, up_to: int | None = None) -> int:
         """An event in the middle of decoding; returns how many positions were dropped.
 
-        Does nothing, not even publish, when nothing is to be dropped or the request does not run any more.
+        `up_to` is the length that the event covers, all computed tokens by default: what came later was computed behind
+        the drop, and must not be filed as if it had not been. Does nothing, not even publish, when nothing is to be dropped or the request does not run any more.
         """
         row = self.rows.get(req.kv.req_pool_idx)
         if row is None or row.req is not req or req.finished() or req.is_retracted or req.skip_radix_cache_insert:
             return 0
         req.refresh_fill_ids()
         length = min(req.kv.kv_committed_len, len(req.full_untruncated_fill_ids))
+        length = length if up_to is None else min(up_to, length)
         drop = self._wanted(row, length)
         if len(drop):
             self._publish(row, length, aborted=False)

@@ -70,8 +70,7 @@ def apply_drop(cache: IntentKVRadixCache, row: Row, drop: np.ndarray) -> int:
     row.holes = merge(row.holes, drop)
     end, tokens = row.end, row.tokens()
     cut = _first_to_go(cache, row, tokens)
-    if cache.layout == "reclaim":
-        _give_way(cache, row, tokens, cut)
+    _give_way(cache, row, tokens, cut)
     cache.unlock(row.req.lock)
     row.req.lock = None
     path, nodes, positions, slots = _withdraw_row(cache, row, tokens, cut)
@@ -97,7 +96,7 @@ def _first_to_go(cache: IntentKVRadixCache, row: Row, tokens: np.ndarray) -> int
     evicted.
     """
     first = page_floor(int(row.holes[0]), cache.page_size)
-    if cache.layout == "mask" or first >= row.head:
+    if first >= row.head:
         return row.head
     allocator = cache.token_to_kv_pool_allocator
     if (allocator.available_size() + cache.evictable_size()) * RUNS_SHORT < allocator.size:

@@ -21,9 +21,11 @@ class CpuAttentionBackend(AttentionBackend):
 
     Attributes:
         views: the holes of the rows of `runner.req_to_token_pool`; None reads every row as stock does.
+        lse: `[T, H_q]` float32, log-sum-exp of the layer that ran last.
     """
 
     views: LiveViews | None = None
+    lse: torch.Tensor | None = None
 
     def __init__(self, runner: Any) -> None:
         super().__init__()
@@ -71,7 +73,7 @@ class CpuAttentionBackend(AttentionBackend):
         query = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
         real = sum(self._query_lens)
         keys, values = self.pool.get_kv_buffer(layer.layer_id)
-        output, _ = paged_attention(query[:real], keys, values, self._slots, self._query_lens, layer.scaling)
+        output, self.lse = paged_attention(query[:real], keys, values, self._slots, self._query_lens, layer.scaling)
         if real < len(query):
             output = torch.cat((output, output.new_zeros(len(query) - real, *output.shape[1:])))
         return output.flatten(1)

@@ -68,11 +68,13 @@ def _default_backend() -> tuple[str, list[str]]:
     from sglang.srt.platforms import current_platform
 
     device = "cuda" if torch.cuda.is_available() else current_platform.device_type
-    backend = current_platform.get_default_attention_backend() if device == "cpu" else "chosen by SGLang for the model"
+    if device != "cpu":  # SGLang chooses by model and GPU: a start with the server's flags shows it
+        return f"chosen by SGLang for the model on {device}", []
+    backend = current_platform.get_default_attention_backend()
     if backend in support.ATTENTION_BACKENDS:
         return f"{backend} on {device}", []
     served = ", ".join(support.ATTENTION_BACKENDS)
-    reason = f"the attention backend would be {backend}, whose index lists intentkv does not build: it serves {served}"
+    reason = f"the attention backend would be {backend}, which does not read live views: intentkv serves {served}"
     return f"{backend} on {device}", [reason]
 
 

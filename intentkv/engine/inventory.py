@@ -6,8 +6,11 @@ in the wheel as `intentkv.patches`.
 
 from __future__ import annotations
 
+import ast
+import functools
 import hashlib
 import importlib.metadata
+import importlib.util
 import inspect
 import pkgutil
 import sys
@@ -16,6 +19,7 @@ import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 
@@ -33,8 +37,8 @@ class HookRow:
 
     @property
     def is_patch(self) -> bool:
-        """Whether the target itself is hooked; the methods that our cache overrides are only pinned."""
-        return self.kind != "override"
+        """Whether the target itself is hooked; methods that we override in a subclass or rely on are only pinned."""
+        return self.kind not in ("override", "relied")
 
     def load_handler(self) -> Callable[..., Any]:
         return pkgutil.resolve_name(self.handler)
@@ -76,15 +80,42 @@ def load_pins(version: str) -> dict[str, Pin] | None:
     return {target: Pin(**pin) for target, pin in tomllib.loads(path.read_text(encoding="utf-8")).items()}
 
 
-def take_pin(target: str) -> Pin:
-    """The pin of a target as it is in this process, hooks looked through.
+def take_pin(row: HookRow) -> Pin:
+    """The pin of a row's target: what is patched as it is in this process, hooks looked through; the rest from its file.
 
     Raises:
         ImportError, AttributeError: the target does not exist.
     """
-    function = list(_chain(pkgutil.resolve_name(target)))[-1]
-    source = "\n".join(line.rstrip() for line in inspect.getsource(function).splitlines())
-    return Pin(str(inspect.signature(function)), hashlib.sha256(source.encode()).hexdigest())
+    if not row.is_patch:
+        return _pin_from_file(row.target)
+    function = list(_chain(pkgutil.resolve_name(row.target)))[-1]
+    return _pin(str(inspect.signature(function)), inspect.getsource(function).splitlines())
+
+
+def _pin_from_file(target: str) -> Pin:
+    """The pin of a method, read without importing its module: FA3's cannot be imported where there is no GPU."""
+    module, class_name, name = target.rsplit(".", 2)
+    lines, classes = _classes(module)
+    for node in classes.get(class_name, ()):
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            result = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+            start = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            return _pin(f"({ast.unparse(node.args)}){result}", lines[start - 1 : node.end_lineno])
+    raise AttributeError(f"{module} has no {class_name}.{name}")
+
+
+@functools.cache
+def _classes(module: str) -> tuple[list[str], dict[str, list[ast.stmt]]]:
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(f"No module named {module!r}")
+    text = Path(spec.origin).read_text(encoding="utf-8")
+    return text.splitlines(), {node.name: node.body for node in ast.parse(text).body if isinstance(node, ast.ClassDef)}
+
+
+def _pin(signature: str, lines: list[str]) -> Pin:
+    source = "\n".join(line.rstrip() for line in lines)
+    return Pin(signature, hashlib.sha256(source.encode()).hexdigest())
 
 
 def problems_before(rows: list[HookRow], pins: dict[str, Pin] | None) -> list[str]:
@@ -97,7 +128,7 @@ def problems_before(rows: list[HookRow], pins: dict[str, Pin] | None) -> list[st
     problems = []
     for row in rows:
         try:
-            pin = take_pin(row.target)
+            pin = take_pin(row)
         except (ImportError, AttributeError) as error:
             problems.append(f"hook target {row.target} is missing ({error}): this SGLang does not match its pins")
             continue
@@ -145,7 +176,7 @@ def problems_after(rows: list[HookRow]) -> list[str]:
 
 def source_drift(rows: list[HookRow], pins: dict[str, Pin]) -> list[str]:
     """Targets whose source differs from the pinned one though the signature fits; worth a look, not a reason to refuse."""
-    return [row.target for row in rows if row.target in pins and take_pin(row.target).source != pins[row.target].source]
+    return [row.target for row in rows if row.target in pins and take_pin(row).source != pins[row.target].source]
 
 
 def _chain(function: Any) -> Iterator[Any]:

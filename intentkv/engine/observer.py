@@ -1,23 +1,24 @@
 """observe and score, while SGLang's own forward runs.
 
-The plan of a prefill says which rows of the query tensor each request wants observed; every attention layer feeds them
-to the request's mean; when the forward is done the history is scored on the same stream, against keys that are fresh.
+The plan of a forward says which rows of the query tensor each request wants observed; every attention layer feeds them
+to the request's mean, and to what else its scorer needs; when the forward is done the history is scored on the same
+stream, against keys that are fresh. Which rows the mean gets depends on the request's text and its next event alone: a
+chunk may end anywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from intentkv.engine import runtime
+from intentkv.engine.collected import RowSink, row_sinks
 from intentkv.engine.state import RequestState
 from intentkv.observe.query_mean import QueryMean
-
-# A chunk that ends before the query span lends its own last rows as a stand-in for the query.
-GLIMPSE_ROWS = 64
 
 
 @dataclass
@@ -26,48 +27,92 @@ class Watched:
 
     state: RequestState
     row: int  # row of req_to_token
-    end: int  # logical length after this forward, tokens
+    first_row: int  # of the request in the forward's tensors
+    begin: int  # logical length before this forward, tokens
+    end: int  # and after it
     into: QueryMean
     start: int
     stop: int
 
 
-class ForwardPlan:
-    """The watched requests of the prefill that is running."""
+@dataclass
+class Fed:
+    """Rows [start, stop) of the query tensor, all that a request computes in this forward, go to `sink`."""
 
-    def __init__(self, watched: list[Watched]) -> None:
+    sink: RowSink
+    start: int
+    stop: int
+
+
+class ForwardPlan:
+    """Who wants which rows of the forward that is running: the watched requests of a prefill, and all that scorers need."""
+
+    def __init__(self, watched: list[Watched], fed: list[Fed]) -> None:
         self.watched = watched
+        self.fed = fed
 
     def feed(self, layer: int, queries: Tensor) -> None:
-        """Take the rows of one layer; `queries` is [tokens, H_q, D]."""
+        """Take the rows of one layer, whose keys are in the pool; `queries` is [tokens, H_q, D]."""
         for request in self.watched:
-            request.into.add(layer, queries[request.start : request.stop])
+            if request.start < request.stop:
+                request.into.add(layer, queries[request.start : request.stop])
+        for fed in self.fed:
+            fed.sink.add(layer, queries[fed.start : fed.stop])
 
 
 def plan_forward(forward_batch: Any, states: Mapping[str, RequestState]) -> ForwardPlan | None:
-    """Which rows to watch, from host-known lengths only; None when the batch prefills nothing of ours."""
-    if not forward_batch.forward_mode.is_extend() or forward_batch.rids is None:
+    """Which rows to watch, from host-known lengths only; None when nobody of ours wants any."""
+    mode = forward_batch.forward_mode
+    if forward_batch.rids is None or not (mode.is_extend() or mode.is_decode()):
         return None
     watched: list[Watched] = []
+    fed: list[Fed] = []
     offset = 0
-    for rid, row, prefix, length in zip(
-        forward_batch.rids,
-        forward_batch.req_pool_indices_cpu.tolist(),
-        forward_batch.extend_prefix_lens_cpu,
-        forward_batch.extend_seq_lens_cpu,
-        strict=True,
-    ):
+    for index, (rid, begin, end) in enumerate(_computed(forward_batch)):
         state = states.get(rid)
-        if state is not None:
-            end = prefix + length
-            first, last = max(prefix, state.spans.query[0]), min(end, state.spans.query[1])
-            into = state.query
-            if first >= last:
-                first, last, into = max(prefix, end - GLIMPSE_ROWS), end, QueryMean()
-            shift = offset - prefix
-            watched.append(Watched(state, row, end, into, first + shift, last + shift))
-        offset += length
-    return ForwardPlan(watched) if watched else None
+        sinks = row_sinks(state) if state is not None else []
+        if state is not None and (sinks or mode.is_extend()):
+            row = int(forward_batch.intentkv_rows[index])
+            for sink in sinks:
+                sink.begin(row, begin, end)
+                fed.append(Fed(sink, offset, offset + end - begin))
+            if mode.is_extend():
+                watched.append(_watch(state, row, offset, begin, end))
+        offset += end - begin
+    return ForwardPlan(watched, fed) if watched or fed else None
+
+
+def _computed(forward_batch: Any) -> Iterator[tuple[str, int, int]]:
+    """Each request with the positions [begin, end) that this forward computes."""
+    if forward_batch.forward_mode.is_decode():
+        for rid, length in zip(forward_batch.rids, forward_batch.seq_lens_cpu.tolist(), strict=True):
+            yield rid, length - 1, length
+        return
+    prefixes, lengths = forward_batch.extend_prefix_lens_cpu, forward_batch.extend_seq_lens_cpu
+    for rid, prefix, length in zip(forward_batch.rids, prefixes, lengths, strict=True):
+        yield rid, prefix, prefix + length
+
+
+def _watch(state: RequestState, row: int, offset: int, begin: int, end: int) -> Watched:
+    """The rows of a prefill that tell what is asked: those of the query span, or a glimpse of it."""
+    first, last, into = _wanted(state, begin, end)
+    shift = offset - begin
+    return Watched(state, row, offset, begin, end, into, first + shift, last + shift)
+
+
+def _wanted(state: RequestState, prefix: int, end: int) -> tuple[int, int, QueryMean]:
+    """Positions of `[prefix, end)` to observe, `[first, last)`, and the mean they go to."""
+    if state.turn is not None:  # a retracted request computes again what was observed before
+        return end, end, state.query
+    first, last = max(prefix, state.spans.query[0]), min(end, state.spans.query[1])
+    if first < last:
+        return first, last, state.query
+    return max(prefix, state.glimpse_from), min(end, state.look), state.glimpse
+
+
+def carry_rows(result: Any, kind: type, batch: Any, *args: Any, **kwargs: Any) -> None:
+    """After ForwardBatch.init_new: keep the host's copy of the batch's rows, which SGLang passes on only for prefills."""
+    result.intentkv_rows = batch.req_pool_indices_cpu
 
 
 def observe_forward(original: Callable[..., Any], runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -75,32 +120,73 @@ def observe_forward(original: Callable[..., Any], runner: Any, forward_batch: An
     active = runtime.current_or_none()
     if active is None:
         return original(runner, forward_batch, *args, **kwargs)
-    plan = plan_forward(forward_batch, active.states)
-    if plan is None:
-        output = original(runner, forward_batch, *args, **kwargs)
-        if forward_batch.forward_mode.is_decode():
-            score_decoding(active, forward_batch)
-        return output
-    active.running_plan = plan
+    # Only batches that the scheduler made have rows; what SGLang makes up itself (padding, warm-up) reads as stock.
+    rows = getattr(forward_batch, "intentkv_rows", None)
+    active.views.running = None if rows is None else rows.numpy()
+    try:
+        return _observed(active, original, runner, forward_batch, *args, **kwargs)
+    finally:
+        active.views.running = None
+
+
+def _observed(
+    active: runtime.Runtime, original: Callable[..., Any], runner: Any, forward_batch: Any, *args: Any, **kwargs: Any
+) -> Any:
+    active.confidence.expect(forward_batch)
+    active.actions.begin(forward_batch)
+    if forward_batch.out_cache_loc is not None:
+        for by_slot in (active.surprise, active.attention):
+            if by_slot is not None:
+                by_slot.forget(forward_batch.out_cache_loc)
+    plan = active.running_plan = plan_forward(forward_batch, active.states)
     try:
         output = original(runner, forward_batch, *args, **kwargs)
     finally:
         active.running_plan = None
-    for request in plan.watched:
-        active.score(request.state, request.row, request.end, request.into)
+    if forward_batch.forward_mode.is_decode():
+        score_decoding(active, forward_batch)
+    for request in plan.watched if plan is not None else ():
+        active.look(request.state, request.row, request.end)
     return output
 
 
 def score_decoding(active: runtime.Runtime, forward_batch: Any) -> None:
-    """Score requests that have generated enough for another event; the lengths alone say which, and cost nothing."""
+    """Look at requests that have generated enough for another event; the lengths alone say which, and cost nothing."""
     for index, (rid, length) in enumerate(zip(forward_batch.rids, forward_batch.seq_lens_cpu.tolist(), strict=True)):
         state = active.states.get(rid)
-        if state is not None and state.memory is not None and length >= state.next_look:
-            active.score(state, int(forward_batch.req_pool_indices[index]), length, state.query)
+        if state is not None and length >= state.look:
+            active.look(state, int(forward_batch.intentkv_rows[index]), length)
 
 
-def observe_queries(backend: Any, q: Tensor, k: Tensor, v: Tensor, layer: Any, *args: Any, **kwargs: Any) -> None:
-    """Before AttentionBackend.forward: hand this layer's rotated queries to the running plan, if there is one."""
+def observe_queries(
+    result: Any, backend: Any, q: Tensor, k: Tensor, v: Tensor, layer: Any, *args: Any, **kwargs: Any
+) -> None:
+    """After AttentionBackend.forward, which has put the new keys into the pool: hand this layer's rotated queries to the
+    running plan, if there is one."""
     active = runtime.current_or_none()
     if active is not None and active.running_plan is not None:
         active.running_plan.feed(layer.layer_id, q.view(q.shape[0], layer.tp_q_head_num, layer.qk_head_dim))
+    if active is not None:
+        active.actions.add(backend, q, layer)
+
+
+def observe_hidden_states(
+    processor: Any, input_ids: Tensor, hidden: Tensor, lm_head: Any, batch: Any, *rest: Any
+) -> None:
+    """Before LogitsProcessor.forward: of the running prefill's plan, measure the requests whose scorer asks for it.
+
+    The first token of a forward was predicted by the one before, so it stays unknown. Tokens that a request generated before it was
+    retracted are unknown too, as they would be had it not been.
+    """
+    active = runtime.current_or_none()
+    if active is None or active.running_plan is None or active.surprise is None:
+        return
+    ranges = [
+        torch.arange(w.first_row, w.first_row + min(w.end, w.state.prompt_tokens) - w.begin - 1)
+        for w in active.running_plan.watched
+        if "surprise" in w.state.needs and min(w.end, w.state.prompt_tokens) > w.begin + 1
+    ]
+    if ranges:
+        rows = torch.cat(ranges).to(hidden.device, non_blocking=True)
+        scale = processor.logit_scale if processor.logit_scale is not None else 1.0
+        active.surprise.observe(rows, hidden, input_ids, batch.out_cache_loc, lm_head.weight, scale)

@@ -11,7 +11,6 @@ from intentkv.engine import runtime
 from intentkv.engine.activation import active_settings
 from intentkv.engine.state import RequestState
 from intentkv.errors import SettingsError
-from intentkv.observe.query_mean import QueryMean
 from intentkv.observe.session import session_key
 from intentkv.observe.spans import find_spans
 
@@ -42,10 +41,14 @@ def open_request(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: 
     except SettingsError as error:
         req.set_finish_with_abort(str(error))
         return
-    if not settings.enabled:
+    if not settings.enabled or req.skip_radix_cache_insert:  # what the tree may not have is served as by stock SGLang
         return
     ids = np.asarray(req.origin_input_ids, dtype=np.int64)
     active = runtime.current()
+    problem = active.prepare(settings.scorer)
+    if problem is not None:
+        req.set_finish_with_abort(f"intentkv_scorer: {settings.scorer} cannot rank this model's tokens: {problem}")
+        return
     spans = find_spans(ids, active.format)
     key = session_key(
         session_id=settings.session,
@@ -62,24 +65,33 @@ def open_request(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: 
         scorer=settings.scorer,
         budget=settings.budget,
         spans=spans,
-        prompt_tokens=len(ids),
+        prompt=ids,
+        needs=active.needs(settings.scorer),
+        tap=active.tap(settings.scorer),
     )
+    active.open_session(state, ids)
     req.intentkv = state
     active.states[req.rid] = state
     active.unaudited += 1
 
 
 def apply_while_decoding(result: None, processor: Any, batch: Any, outcome: Any) -> None:
-    """After a decode step's result was processed: apply the events whose scores are there."""
+    """After a decode step's result was processed: apply the events that the step has held.
+
+    An event of the step launched after it waits for its own result: a request retracted in between computes that step
+    again, behind the holes that it was computed behind.
+    """
+    runtime.current().end_rounds(batch.reqs)
     for req in batch.reqs:
         state = getattr(req, "intentkv", None)
-        if state is not None and state.pending is not None:
-            runtime.current().cache.checkpoint_decoding(req)
+        if state is not None and state.pending is not None and state.pending.length < req.seqlen:
+            runtime.current().cache.checkpoint_decoding(req, up_to=state.pending.length)
 
 
-def forget_progress(result: None, req: Any) -> None:
-    """A retracted request starts again: what it observed and scored ends here; its session's memory stays."""
+def take_back_event(result: None, req: Any) -> None:
+    """A retracted request starts again. What it has observed stays; an event that was not applied comes up once more."""
     state = getattr(req, "intentkv", None)
-    if state is not None:
-        state.query = QueryMean()
-        state.pending = None
+    if state is not None and state.pending is not None:
+        state.look, state.pending = state.pending.length, None
+    if state is not None and state.action is not None:
+        state.action.forget_region()

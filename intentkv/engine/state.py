@@ -6,48 +6,88 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
 from intentkv.config import Budget
+from intentkv.engine.action_track import ActionTrack
 from intentkv.observe.query_mean import QueryMean
+from intentkv.observe.query_moments import QueryMoments
+from intentkv.observe.query_window import QueryWindow
 from intentkv.observe.session import SessionKey
 from intentkv.observe.spans import Spans
+from intentkv.score.base import Need
+
+if TYPE_CHECKING:
+    from intentkv.engine.collected import AttentionTap
 
 
-@dataclass
+@dataclass(frozen=True)
 class Pending:
-    """Scores of one event, waiting for the checkpoint that applies it.
+    """One event's decision: nobody reads `drop` any more, and the next checkpoint frees it.
 
-    scores: float32 [n] on the host, one a candidate; length, holes: the row when they were taken (tokens; positions).
+    drop: `[n]` int64, positions, ascending; length: tokens that the row had, all of them computed before the drop.
     """
 
-    scores: np.ndarray
+    drop: np.ndarray
     length: int
-    holes: np.ndarray
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a turn asks for: Enc(q_t) and M_t, which the session's memory became with it, both `[L, H_q, D]` float32.
+
+    covariance: of the queries that Enc(q_t) is the mean of, `[L, H_q, D, D]` float32; None where the scorer needs none.
+    """
+
+    query: Tensor
+    memory: Tensor
+    covariance: Tensor | None
 
 
 @dataclass(eq=False)
 class RequestState:
-    """What intentkv knows of one request. The last five fields belong to the cache, which keeps them in step with the row."""
+    """What intentkv knows of one request. Four fields belong to the cache, which keeps them in step with the row: `holes`,
+    `dropped`, `freed`, `reused_prefix_tokens`. `window` and `tap` are None where the scorer does not need them.
+    """
 
     key: SessionKey
     label: str
     scorer: str
     budget: Budget
     spans: Spans
-    prompt_tokens: int
-    query: QueryMean = field(default_factory=QueryMean)
-    memory: Tensor | None = None  # M_t of this turn, [L, H_q, D], once the query span has been observed
+    prompt: np.ndarray  # int64 [prompt_tokens], token ids
+    needs: frozenset[Need] = frozenset()  # of the scorer
+    tap: AttentionTap | None = None
+    query: QueryMean = field(init=False)
+    glimpse: QueryMean = field(init=False)  # stands in for `query` at an event before it
+    glimpse_from: int = 0  # position from which on tokens belong to the glimpse of the next event
+    window: QueryWindow | None = field(init=False)
+    turn: Turn | None = None  # once the whole prompt has been observed
+    action: ActionTrack | None = None  # for scorers that need keep scores
     pending: Pending | None = None
-    next_look: int = 0  # length at which a generation is looked at again for an event, tokens
+    goal: int = 0  # length that the prefill computes up to, tokens
+    look: int = 0  # length at which the request is looked at next for an event, tokens
     events: int = 0
     score_ms: float = 0.0
     holes: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     dropped: int = 0
     freed: int = 0
     reused_prefix_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.query, self.glimpse = self.new_query(), self.new_query()
+        self.window = QueryWindow() if "window" in self.needs else None
+
+    def new_query(self) -> QueryMean:
+        """An empty record of query rows, as the scorer needs it."""
+        return QueryMoments() if "covariance" in self.needs else QueryMean()
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt)
 
     @property
     def session(self) -> str:

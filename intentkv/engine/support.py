@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-# Backends whose index lists we build ourselves; any other would read tombstones as keys.
-ATTENTION_BACKENDS = ("intentkv_cpu",)
+from sglang.srt.environ import envs
+
+# Backends that read live views; any other would read tombstones as keys. All but the first: see `live_backends`.
+ATTENTION_BACKENDS = ("intentkv_cpu", "triton", "flashinfer", "fa3")
 
 _Rule = tuple[Callable[[Any], Any], str]
 
@@ -53,6 +55,18 @@ _RULES: tuple[_Rule, ...] = (
         "--tokenizer-worker-num above 1 starts workers without plug-ins: set it to 1",
     ),
     (lambda c: c.enable_mixed_chunk, "--enable-mixed-chunk has not been proved yet: remove it"),
+    (
+        lambda c: c.enable_mis,
+        "--enable-mis places items by prefix length, which live rows shorten: remove it",
+    ),
+    (
+        lambda c: c.cuda_graph_config is not None and c.cuda_graph_config.prefill.backend == "full",
+        "a full prefill CUDA graph hides the queries that are scored: leave the prefill graph at its default, breakable",
+    ),
+    (
+        lambda c: envs.SGLANG_ENABLE_METADATA_GLUE_GRAPH.get(),
+        "SGLANG_ENABLE_METADATA_GLUE_GRAPH would record one set of live rows for good: unset it",
+    ),
     (lambda c: c.strip_thinking_cache, "--strip-thinking-cache cuts rows behind the ledger: remove it"),
 )
 
@@ -72,7 +86,7 @@ def reasons_against(config: Any, *, resolved: bool = False) -> list[str]:
             continue
         if backend not in ATTENTION_BACKENDS:
             reasons.append(
-                f"{flag} {backend} builds its own index lists, so dropped tokens would be read: "
+                f"{flag} {backend} does not read live views, so dropped tokens would be read: "
                 f"use one of {', '.join(ATTENTION_BACKENDS)}"
             )
     return reasons
@@ -95,6 +109,10 @@ def reasons_against_model(server_args: Any) -> list[str]:
         reasons.append(f"{name} keeps recurrent state beside its keys, which cannot forget a token: not supported")
     if model.is_hybrid_swa or model.sliding_window_size:
         reasons.append(f"{name} has sliding-window layers, whose windows count positions: not supported yet")
+    if model.is_local_attention_model:
+        reasons.append(f"{name} attends in chunks, which count positions: not supported yet")
+    if model.is_encoder_decoder:
+        reasons.append(f"{name} reads an encoder's keys too, which no session owns: not supported")
     if not model.is_generation:
         reasons.append(f"{name} does not generate text: there is no session to prune")
     return reasons

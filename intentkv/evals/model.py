@@ -67,12 +67,19 @@ def _convert(weights: Path, folder: Path) -> None:
 
 
 def tiny_checkpoint(
-    folder: Path, *, kind: str = "llama", layers: int = 2, heads: int = 4, kv_heads: int = 2, context: int = 32768
+    folder: Path,
+    *,
+    kind: str = "llama",
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 32,
+    context: int = 32768,
 ) -> Path:
     """Writes a randomly initialised bf16 model with SmolLM2's tokenizer and template: same mechanics, no meaning.
 
-    `kind` is "llama" or "qwen3" (the latter normalises queries and keys); head_dim is 32. Seeded: the same arguments
-    give the same weights. Returns `folder`.
+    `kind` is "llama" or "qwen3" (the latter normalises queries and keys); GPU kernels want a `head_dim` of 64 or 128.
+    Seeded: the same arguments give the same weights. Returns `folder`.
     """
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
@@ -84,12 +91,12 @@ def tiny_checkpoint(
     config_class, model_class = kinds[kind]
     config = config_class(
         vocab_size=len(tokenizer),
-        hidden_size=heads * 32,
-        intermediate_size=heads * 64,
+        hidden_size=heads * head_dim,
+        intermediate_size=2 * heads * head_dim,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        head_dim=32,
+        head_dim=head_dim,
         max_position_embeddings=context,
         # Spread out and untied, so that what it says depends on all it has read; by default it would repeat one token.
         tie_word_embeddings=False,

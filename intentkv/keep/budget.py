@@ -11,23 +11,21 @@ class Budget:
     """How many history tokens an event keeps. Forced tokens (system prefix, newest message, recent tail) come on top.
 
     Attributes:
-        kind: `fixed` (a number of tokens) or `share` (a percentage of the history).
-        value: tokens for `fixed`, percent in (0, 100] for `share`.
+        kind: `fixed` (a number of tokens), `share` (a percentage of the history), or `auto` (driven by the model's
+            confidence, see `keep.auto_budget`).
+        value: tokens for `fixed`, percent in (0, 100] for `share`; tokens a session is at for `auto`, 0 in a setting.
     """
 
-    kind: Literal["fixed", "share"]
+    kind: Literal["fixed", "share", "auto"]
     value: int | float
 
     @classmethod
     def parse(cls, raw: object) -> "Budget":
-        """Read `8192`, `"8192"` or `"25%"`. Raises ValueError saying what is allowed."""
+        """Read `8192`, `"8192"`, `"25%"` or `"auto"`. Raises ValueError saying what is allowed."""
         if isinstance(raw, Budget):
             return raw
         if raw == "auto":
-            raise ValueError(
-                "'auto' (driven by the model's confidence) is not available in this version; "
-                "give a number of tokens such as 8192, or a share of the history such as 25%"
-            )
+            return cls("auto", 0)
         if isinstance(raw, str) and raw.endswith("%"):
             percent = checks.as_float(raw[:-1])
             if percent is not None and 0 < percent <= 100:
@@ -36,17 +34,19 @@ class Budget:
         if tokens is not None and 1 <= tokens <= checks.MAX_TOKENS:
             return cls("fixed", tokens)
         raise ValueError(
-            f"expected a number of tokens from 1 to {checks.MAX_TOKENS}, or a share of the history "
-            f"above 0% and up to 100%, got {checks.shown(raw)}"
+            f"expected a number of tokens from 1 to {checks.MAX_TOKENS}, a share of the history "
+            f"above 0% and up to 100%, or auto, got {checks.shown(raw)}"
         )
 
     def tokens(self, history_len: int) -> int:
         """The budget in tokens for a history of `history_len` logical positions (dropped ones included)."""
-        if self.kind == "fixed":
+        if self.kind != "share":
             return int(self.value)
         return int(history_len * self.value / 100)
 
     def __str__(self) -> str:
+        if self.kind == "auto":
+            return "auto"
         if self.kind == "fixed":
             return str(self.value)
         return f"{int(self.value) if float(self.value).is_integer() else self.value}%"

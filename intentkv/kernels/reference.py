@@ -40,3 +40,62 @@ def paged_attention_reference(
                 output[token, h] = (logits - lse[token, h]).exp() @ values[index, h // group].double()
             token += 1
     return output, lse
+
+
+def token_surprise_reference(
+    hidden: torch.Tensor, targets: torch.Tensor, head: torch.Tensor, frequent: int, scale: float = 1.0
+) -> torch.Tensor:
+    """Same contract as `surprise.token_surprise`, one token at a time; `[T]` float64."""
+    surprise = torch.zeros(len(hidden), dtype=torch.float64)
+    for t, target in enumerate(targets.tolist()):
+        vocabulary = list(range(min(frequent, len(head))))
+        if target not in vocabulary:
+            vocabulary.append(target)
+        logits = scale * head[vocabulary].double() @ hidden[t].double()
+        surprise[t] = logits.logsumexp(0) - logits[vocabulary.index(target)]
+    return surprise
+
+
+def attention_shares_reference(
+    queries: torch.Tensor, keys: torch.Tensor, slots: torch.Tensor, visible: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Same contract as `attention_shares.attention_shares` with `group="each"`; all shares at once, `[H_q, m, T]` float64."""
+    count, heads = queries.shape[:2]
+    group = heads // keys.shape[1]
+    shares = torch.zeros(heads, len(slots), count, dtype=torch.float64)
+    for t in range(count):
+        seen = int(visible[t])
+        for h in range(heads):
+            logits = scale * keys[slots[:seen], h // group].double() @ queries[t, h].double()
+            shares[h, :seen, t] = logits.softmax(0)
+    return shares
+
+
+def recover_attention_reference(
+    query: torch.Tensor, keys: torch.Tensor, slots: Sequence[torch.Tensor], scale: float
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """What `recover.recover_attention` adds, by one softmax a query head; and the LSE that `lse.log_sum_exp` gives.
+
+    Returns:
+        one `[H_kv, n_i]` a request, and the LSE `[R, H_q]`, all float64.
+    """
+    heads, kv_heads = query.shape[1], keys.shape[1]
+    lse = torch.full(query.shape[:2], float("-inf"), dtype=torch.float64)
+    scores = []
+    for r, index in enumerate(slots):
+        best = torch.zeros(kv_heads, len(index), dtype=torch.float64)
+        for h in range(heads):
+            head = h // (heads // kv_heads)
+            logits = scale * keys[index, head].double() @ query[r, h].double()
+            lse[r, h] = logits.logsumexp(0)
+            best[head] = torch.maximum(best[head], logits.softmax(0))
+        scores.append(best)
+    return scores, lse
+
+
+def copy_slots_reference(pool: torch.Tensor, sources: torch.Tensor, destinations: torch.Tensor) -> torch.Tensor:
+    """`pool` `[S, H_kv, D]` after `compact.copy_slots`, one entry at a time, as a new tensor."""
+    after = pool.clone()
+    for source, destination in zip(sources.tolist(), destinations.tolist(), strict=True):
+        after[destination] = pool[source]
+    return after

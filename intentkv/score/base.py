@@ -2,9 +2,53 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
+
+Need = Literal["surprise", "window", "attention", "covariance", "values", "keep_scores"]
+"""What the engine collects only for requests whose scorer declares it; each is a field of `ScoreInput`."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """The newest queries of a request, and what they can see. W rows, m live positions.
+
+    Attributes:
+        queries: `[L, W, H_q, D]` in the model's dtype, rotated (post-RoPE): the last W rows that the request has computed
+            since its prefix was found in the cache; W is 32, or fewer where it has computed fewer.
+        start: logical position of the first row; the others follow it without a gap.
+        slots: `[m]` int64, row of every live position in the paged keys, forced ones included.
+        positions: `[m]` int64 on the CPU, their logical positions, ascending.
+        scale: factor on the logits in the model's own attention.
+    """
+
+    queries: Tensor
+    start: int
+    slots: Tensor
+    positions: Tensor
+    scale: float
+
+    @property
+    def before(self) -> int:
+        """How many live positions precede the window."""
+        return int(torch.searchsorted(self.positions, self.start))
+
+    @property
+    def visible(self) -> Tensor:
+        """`[W]` int64 on the CPU: how many of `slots` each row sees, its own included."""
+        rows = torch.arange(self.start, self.start + self.queries.shape[1])
+        return torch.searchsorted(self.positions, rows, right=True)
+
+    def at(self, positions: Tensor, before: Tensor) -> Tensor:
+        """Pick from `before`, `[self.before]` scores of what precedes the window, those of live `positions` `[n]`.
+
+        Positions in the window score infinity: they are what the window's methods always keep.
+        """
+        inside = before.new_full((len(self.positions) - len(before),), torch.inf)
+        index = torch.searchsorted(self.positions, positions)
+        return torch.cat((before, inside))[index.to(before.device)]
 
 
 @dataclass(frozen=True)
@@ -22,6 +66,17 @@ class ScoreInput:
         query: `[L, H_q, D]` float32, this turn's Enc(q_t).
         seed: equal on all ranks and over all turns of a session.
         num_layers: L.
+        segments: `[n]` int64 on the CPU, ascending: the sentence, line or record each candidate belongs to (see
+            `intentkv.observe.segments`). Forced and dropped tokens have numbers too, so some may be missing.
+        surprise: `[n]` float32, -log p of each candidate under the model itself when it was computed, in nats. 0 where that
+            is not known: tokens that the model generated itself, the first of each chunk, and those of requests whose scorer
+            does not ask for it. None unless the scorer needs "surprise".
+        window: for scorers that need "window": the newest queries.
+        attention: for scorers that need "attention": `[n]` float32, the attention that each candidate has received since it
+            was computed, summed over layers, heads and queries.
+        covariance: for scorers that need "covariance": `[L, H_q, D, D]` float32, of the queries whose mean is `query`.
+        layer_values: for scorers that need "values": as `layer_keys`, the paged values `[S, H_kv, D]`.
+        keep_scores: for scorers that need "keep_scores": `[n]` float32 on the CPU, LRFU keep scores of the session's actions.
     """
 
     layer_keys: Callable[[int], Tensor]
@@ -31,6 +86,13 @@ class ScoreInput:
     query: Tensor
     seed: int
     num_layers: int
+    segments: Tensor
+    surprise: Tensor | None = None
+    window: Window | None = None
+    attention: Tensor | None = None
+    covariance: Tensor | None = None
+    layer_values: Callable[[int], Tensor] | None = None
+    keep_scores: Tensor | None = None
 
 
 class Scorer(Protocol):
@@ -41,9 +103,21 @@ class Scorer(Protocol):
         """The name users select it by."""
         ...
 
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What the engine must collect for it, at a cost that requests with other scorers do not pay."""
+        ...
+
     def score(self, x: ScoreInput) -> Tensor:
         """Score every candidate: `[n]` float32 on the device of `x.slots`; higher = keep.
 
         Changes nothing in `x`, and waits for no device. n may be 0.
         """
         ...
+
+
+def missing(scorer: Scorer, need: Need) -> ValueError:
+    """The error of a scorer that was given no `need`."""
+    return ValueError(
+        f"{scorer.name}: expected {need!r} in its input; the engine collects it for scorers that name it in `needs`"
+    )

@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from intentkv.score.base import ScoreInput
+from intentkv.score.base import Need, ScoreInput
 
 
 class RandomScorer:
@@ -15,14 +15,18 @@ class RandomScorer:
     """
 
     name = "random"
+    needs: frozenset[Need] = frozenset()
 
     def score(self, x: ScoreInput) -> Tensor:
         """`[n]` float32 on the device of `x.slots`."""
-        seed = np.uint64(x.seed % 2**64)
-        # Seed and position are mixed one after the other: their sum would make neighbouring seeds shifts of each other.
-        bits = _mix(x.positions.numpy().astype(np.uint64) ^ _mix(np.full(1, seed)))
-        scores = (bits >> np.uint64(40)).astype(np.float32) / np.float32(2**24)
-        return torch.from_numpy(scores).to(x.slots.device)
+        return draw(x.seed, x.positions).to(x.slots.device)
+
+
+def draw(seed: int, numbers: Tensor) -> Tensor:
+    """`[n]` float32 in [0, 1), on the CPU: what `seed` draws for each of `numbers`, `[n]` int64 on the CPU."""
+    # Seed and number are mixed one after the other: their sum would make neighbouring seeds shifts of each other.
+    bits = _mix(numbers.numpy().astype(np.uint64) ^ _mix(np.full(1, np.uint64(seed % 2**64))))
+    return torch.from_numpy((bits >> np.uint64(40)).astype(np.float32) / np.float32(2**24))
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

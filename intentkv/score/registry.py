@@ -23,6 +23,12 @@ def _intent_rule(settings: "Settings") -> "Scorer":
     return RuleScorer("intent-rule", temperature=1.0)
 
 
+def _surprise(settings: "Settings") -> "Scorer":
+    from intentkv.score.surprise import SurpriseScorer
+
+    return SurpriseScorer()
+
+
 def _streaming(settings: "Settings") -> "Scorer":
     from intentkv.score.streaming import StreamingScorer
 
@@ -35,11 +41,61 @@ def _random(settings: "Settings") -> "Scorer":
     return RandomScorer()
 
 
+def _random_sentence(settings: "Settings") -> "Scorer":
+    from intentkv.score.random_sentence import RandomSentenceScorer
+
+    return RandomSentenceScorer()
+
+
+def _snapkv(settings: "Settings") -> "Scorer":
+    from intentkv.score.snapkv import SnapKVScorer
+
+    return SnapKVScorer()
+
+
+def _h2o(settings: "Settings") -> "Scorer":
+    from intentkv.score.h2o import H2OScorer
+
+    return H2OScorer()
+
+
+def _keydiff(settings: "Settings") -> "Scorer":
+    from intentkv.score.keydiff import KeyDiffScorer
+
+    return KeyDiffScorer()
+
+
+def _expected_attention(settings: "Settings") -> "Scorer":
+    from intentkv.score.expected_attention import ExpectedAttentionScorer
+
+    return ExpectedAttentionScorer()
+
+
+def _r_kv(settings: "Settings") -> "Scorer":
+    from intentkv.score.r_kv import RKVScorer
+
+    return RKVScorer()
+
+
+def _actkv(settings: "Settings") -> "Scorer":
+    from intentkv.score.actkv import ActKVScorer
+
+    return ActKVScorer()
+
+
 SCORERS: dict[str, "Callable[[Settings], Scorer]"] = {
     "intent": _intent,
     "intent-rule": _intent_rule,
+    "surprise": _surprise,
+    "actkv": _actkv,
     "streaming": _streaming,
     "random": _random,
+    "random-sentence": _random_sentence,
+    "snapkv": _snapkv,
+    "h2o": _h2o,
+    "keydiff": _keydiff,
+    "expected-attention": _expected_attention,
+    "r-kv": _r_kv,
 }
 
 

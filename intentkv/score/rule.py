@@ -7,9 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from intentkv.score.base import ScoreInput
-
-WORKSPACE_BYTES = 24 * 2**20  # leaves the allocator's rounding room below 32 MiB
+from intentkv.kernels.chunks import chunks
+from intentkv.score.base import Need, ScoreInput
 
 
 class RuleScorer:
@@ -18,11 +17,13 @@ class RuleScorer:
     M_t has unit norm, while real queries have a norm near sqrt(D); at T = 1, the published form, the softmax is
     therefore much flatter than the model's own attention. `rescaled`, T = 1 / sqrt(D), gives M_t that norm back.
 
-    The keys are read in place, in chunks of positions whose temporaries together stay below `WORKSPACE_BYTES`, so that
-    the workspace does not grow with n; only the result, the slots and the positions do. A history of one chunk is read
-    once a layer, a longer one twice: first for the softmax's peak and mass, then for the shares. Query heads of a group
-    share their KV head by a batched matrix product, without copies of the keys for each.
+    The keys are read in place, in chunks of positions whose temporaries together stay below `chunks.WORKSPACE_BYTES`,
+    so that the workspace does not grow with n; only the result, the slots and the positions do. A history of one chunk
+    is read once a layer, a longer one twice: first for the softmax's peak and mass, then for the shares. Query heads of
+    a group share their KV head by a batched matrix product, without copies of the keys for each.
     """
+
+    needs: frozenset[Need] = frozenset()
 
     def __init__(self, name: str, temperature: float | Literal["rescaled"]) -> None:
         """`temperature`: T > 0, or `rescaled`. Raises ValueError otherwise."""
@@ -54,16 +55,16 @@ class RuleScorer:
         divisor = 1.0 if self._temperature == "rescaled" else self._temperature * math.sqrt(head_dim)
         queries = (memory / divisor).view(kv_heads, heads // kv_heads, head_dim).transpose(1, 2)
 
-        chunks = list(_chunks(slots.numel(), heads, kv_heads, head_dim))
+        parts = list(_chunks(slots.numel(), heads, kv_heads, head_dim))
         peak = queries.new_full((kv_heads, 1, heads // kv_heads), -math.inf)
         mass = torch.zeros_like(peak)
-        for chunk in chunks:
+        for chunk in parts:
             logits = _logits(queries, keys, slots[chunk])
             higher = torch.maximum(peak, logits.amax(1, keepdim=True))
             mass = mass * (peak - higher).exp() + (logits - higher).exp_().sum(1, keepdim=True)
             peak = higher
-        for chunk in chunks:
-            if len(chunks) > 1:
+        for chunk in parts:
+            if len(parts) > 1:
                 logits = _logits(queries, keys, slots[chunk])
             total[chunk] += logits.sub_(peak).exp_().div_(mass).sum(dim=(0, 2))
 
@@ -80,6 +81,4 @@ def _chunks(n: int, heads: int, kv_heads: int, head_dim: int) -> Iterator[slice]
     # Alive at once for a position: its keys as stored (up to 4 bytes), in float32, and in the layout the product wants;
     # then the logits, their exponentials, and the logits of the chunk before.
     per_position = 4 * (3 * kv_heads * head_dim + 3 * heads)
-    step = max(1, WORKSPACE_BYTES // per_position)
-    for start in range(0, n, step):
-        yield slice(start, min(start + step, n))
+    return chunks(n, per_position)

@@ -70,7 +70,8 @@ def test_off_is_pristine() -> None:
     platform = {"intentkv.engine.platform", "intentkv.engine.cpu_platform"}  # the entry point of another group
     carriers = {
         "intentkv", "intentkv.plugin", "intentkv.engine", "intentkv.engine.flags", "intentkv.engine.inventory",
-        "intentkv.config", "intentkv.checks", "intentkv.errors", "intentkv.keep", "intentkv.keep.budget",
+        "intentkv.config", "intentkv.checks", "intentkv.errors", "intentkv.keep", "intentkv.keep.budget", "intentkv.observe",
+        "intentkv.observe.call_templates",
         "intentkv.score", "intentkv.score.registry", "intentkv.patches",
     }  # fmt: skip
     assert set(found["modules"]) <= carriers | platform
@@ -79,7 +80,7 @@ def test_off_is_pristine() -> None:
 def test_impossible_start_lists_every_reason() -> None:
     """Flags, server arguments and backend at fault: one exit, before any model file is looked at, naming all of them."""
     flags = "--model-path no-such-model --enable-intentkv --intentkv-budget=-3 --intentkv-scorer intnet --intentkv-trigger x"
-    flags += " --enable-hierarchical-cache --attention-backend triton --disaggregation-mode prefill"
+    flags += " --enable-hierarchical-cache --attention-backend torch_native --disaggregation-mode prefill"
     result = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "sglang.launch_server", *flags.split()],
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
@@ -94,7 +95,7 @@ def test_impossible_start_lists_every_reason() -> None:
     expected += [
         "--enable-hierarchical-cache",
         "--disaggregation-mode",
-        "--attention-backend triton",
+        "--attention-backend torch_native",
         "use one of intentkv_cpu",
     ]
     for said in expected:

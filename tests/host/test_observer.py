@@ -11,16 +11,25 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from intentkv.config import Budget
-from intentkv.engine.observer import GLIMPSE_ROWS, plan_forward
-from intentkv.engine.state import RequestState
+from intentkv.engine.observer import plan_forward
+from intentkv.engine.state import RequestState, Turn
 from intentkv.observe.query_mean import QueryMean
 from intentkv.observe.session import SessionKey
 from intentkv.observe.spans import Spans
+from intentkv.score.base import Need
 
 
-def state_with(query: tuple[int, int], prompt: int) -> RequestState:
-    spans = Spans(system_end=4, query=query, first_user_end=None)
-    return RequestState(SessionKey("k", "explicit"), "k", "intent", Budget("fixed", 8), spans, prompt)
+def state_with(query: tuple[int, int], prompt: int, *needs: Need) -> RequestState:
+    """A request of `prompt` tokens whose scorer has these needs."""
+    return RequestState(
+        key=SessionKey("k", "explicit"),
+        label="k",
+        scorer="intent",
+        budget=Budget("fixed", 8),
+        spans=Spans(system_end=4, query=query, first_user_end=None),
+        prompt=np.zeros(prompt, np.int64),
+        needs=frozenset(needs),
+    )
 
 
 def batch(*requests: tuple[str, int, int], mode: ForwardMode = ForwardMode.EXTEND) -> SimpleNamespace:
@@ -29,10 +38,17 @@ def batch(*requests: tuple[str, int, int], mode: ForwardMode = ForwardMode.EXTEN
     return SimpleNamespace(
         forward_mode=mode,
         rids=list(rids),
-        req_pool_indices_cpu=torch.arange(1, len(rids) + 1),
+        intentkv_rows=torch.arange(1, len(rids) + 1),
+        seq_lens_cpu=torch.tensor(prefixes) + torch.tensor(lengths),
         extend_prefix_lens_cpu=list(prefixes),
         extend_seq_lens_cpu=list(lengths),
     )
+
+
+def idle() -> dict[str, SimpleNamespace]:
+    """What the hooks ask of a runtime beside its plan, with nothing to do."""
+    nothing = lambda *args: None
+    return {"actions": SimpleNamespace(begin=nothing, add=nothing), "confidence": SimpleNamespace(expect=nothing)}
 
 
 def test_rows_are_counted_over_the_whole_batch() -> None:
@@ -45,13 +61,28 @@ def test_rows_are_counted_over_the_whole_batch() -> None:
     assert watched.into is mine.query
 
 
-def test_a_chunk_before_the_query_lends_its_last_rows() -> None:
+@pytest.mark.parametrize(("prefix", "end", "rows"), [(100, 300, (136, 200)), (250, 280, (0, 30)), (100, 200, None)])
+def test_the_tokens_before_an_event_stand_in_for_a_query_not_reached(
+    prefix: int, end: int, rows: tuple[int, int] | None
+) -> None:
+    """Those of the 64 positions before the event that a chunk computes, wherever the chunk ends."""
     mine = state_with((500, 520), 520)
-    plan = plan_forward(batch(("mine", 100, 200)), {"mine": mine})
+    mine.look, mine.glimpse_from = 300, 236
+    plan = plan_forward(batch(("mine", prefix, end - prefix)), {"mine": mine})
     assert plan is not None
     (watched,) = plan.watched
-    assert (watched.start, watched.stop) == (200 - GLIMPSE_ROWS, 200)
-    assert watched.into is not mine.query
+    assert watched.into is mine.glimpse
+    assert (watched.start, watched.stop) == rows if rows else watched.start >= watched.stop
+
+
+def test_a_retracted_request_observes_nothing_twice() -> None:
+    """It has seen its whole prompt before; what it computes again adds nothing to its mean."""
+    mine = state_with((4, 9), 10)
+    mine.turn = Turn(torch.zeros(1), torch.zeros(1), None)
+    plan = plan_forward(batch(("mine", 0, 12)), {"mine": mine})
+    assert plan is not None
+    plan.feed(0, torch.ones(12, 1, 4))
+    assert not mine.query
 
 
 @pytest.mark.parametrize("mode", [ForwardMode.DECODE, ForwardMode.IDLE])

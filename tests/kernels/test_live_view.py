@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from intentkv.apply.live_view import LiveViews
+from intentkv.apply.live_view import GROWTH, LiveRows, LiveViews
 
 
 @pytest.fixture
@@ -67,3 +68,80 @@ def test_bad_holes_are_refused_and_change_nothing(table: torch.Tensor, holes: li
 def test_rows_and_lengths_outside_the_pool_are_refused(table: torch.Tensor, row: int, upto: int) -> None:
     with pytest.raises(ValueError, match="row below 3 and a length of at most 20"):
         LiveViews(table).set_holes(row, np.array([0]), upto)
+
+
+class Operators(TorchDispatchMode):
+    """Names of the operators that run inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.__name__.split(".")[0])
+        return function(*args, **(kwargs or {}))
+
+
+def live_rows(
+    views: LiveViews, rows: list[int], starts: list[int], ends: list[int], padding: int = 0
+) -> LiveRows | None:
+    return views.live_rows(np.array(rows), np.array(starts), np.array(ends), torch.tensor(rows + [0] * padding))
+
+
+def test_live_rows_are_the_slots_of_every_request_and_of_the_padding(table: torch.Tensor) -> None:
+    views = LiveViews(table)
+    views.set_holes(2, np.array([0, 2, 3]), 6)
+    live = live_rows(views, [1, 2], [4, 8], [5, 10], padding=1)
+    assert live is not None and live.dropped.tolist() == [0, 3] and live.dropped_on_device.tolist() == [0, 3, 0]
+    assert live.table.shape == (3, 7) and live.table.dtype == table.dtype
+    assert live.table[0, :5].tolist() == views.slots(1, 5).tolist()
+    assert live.table[1, :7].tolist() == views.slots(2, 10).tolist()
+    assert live.table[2, 0] == table[0, 0]
+
+
+def test_live_rows_agree_with_slots_at_every_start(table: torch.Tensor) -> None:
+    views = LiveViews(table)
+    views.set_holes(1, np.array([0, 2, 3, 9]), 12)
+    for start in range(1, 19):
+        live = live_rows(views, [1], [start], [start + 1])
+        expected = [*views.slots(1, start).tolist(), 100 + start]  # the token being computed sees itself
+        assert live is not None and live.table[0, : len(expected)].tolist() == expected
+        assert live.dropped.tolist() == [start + 1 - len(expected)]
+
+
+def test_rows_without_holes_are_read_as_they_stand(table: torch.Tensor) -> None:
+    views = LiveViews(table)
+    assert not views.has_holes(np.array([0, 1, 2])) and live_rows(views, [1], [4], [5]) is None
+    views.set_holes(2, np.array([5]), 6)
+    assert not views.has_holes(np.array([0, 1])) and views.has_holes(np.array([1, 2]))
+    assert live_rows(views, [1], [4], [5]) is None
+    assert live_rows(views, [2], [5], [6]) is None  # position 5 is being computed, so it is no hole yet
+    views.clear(2)
+    assert not views.has_holes(np.array([2])) and live_rows(views, [2], [7], [8]) is None
+
+
+def test_a_growing_row_is_one_gather_a_step_and_follows_every_change() -> None:
+    table = torch.arange(2 * 4 * GROWTH).view(2, -1).int()
+    views = LiveViews(table)
+    views.set_holes(1, np.arange(10), 100)
+    for length in range(101, 101 + 2 * GROWTH):
+        with Operators() as ran:
+            live = live_rows(views, [1], [length - 1], [length])
+        assert live is not None and live.table[0, : length - 10].tolist() == table[1, 10:length].tolist()
+        rebuilt = "masked_scatter_" in ran.names
+        assert rebuilt == ((length - 101) % (GROWTH + 1) == 0)
+    table[1] += 7
+    views.set_holes(1, np.arange(20), 100)
+    live = live_rows(views, [1], [length - 1], [length])
+    assert live is not None and live.table[0, : length - 20].tolist() == table[1, 20:length].tolist()
+
+
+def test_nothing_is_read_back_from_the_device(table: torch.Tensor) -> None:
+    """Operators whose result only the device knows, or that copy to the host, would make the scheduler wait for the GPU."""
+    views = LiveViews(table)
+    views.set_holes(2, np.array([0, 2, 3]), 6)
+    rows, where = (np.array([1, 2]), np.array([4, 8]), np.array([5, 10])), torch.tensor([1, 2, 0])
+    with Operators() as ran:
+        live = views.live_rows(*rows, where)
+    assert live is not None and "index" in ran.names
+    assert not {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "item", "equal"} & set(ran.names)

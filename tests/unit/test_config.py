@@ -68,7 +68,7 @@ def test_help_names_every_scorer_and_default() -> None:
     add_flags(parser)
     text = " ".join(parser.format_help().split())
     assert all(name in text for name in SCORERS)
-    assert "such as 25% (default: 8192)" in text
+    assert "or auto: by the model's confidence (default: 8192)" in text
 
 
 def test_a_flag_without_the_switch_is_refused() -> None:
@@ -84,8 +84,8 @@ def test_all_bad_flags_are_reported_at_once() -> None:
         *("--intentkv-layout", "masks", "--intentkv-memory-decay", "nan", "--intentkv-max-sessions", "-1"),
         *("--intentkv-recent", "1.5"),
     )
-    tokens = "a number of tokens from 1 to 2147483647, or a share of the history above 0% and up to 100%"
-    scorers = "one of intent, intent-rule, streaming, random"
+    tokens = "a number of tokens from 1 to 2147483647, a share of the history above 0% and up to 100%, or auto"
+    scorers = f"one of {', '.join(SCORERS)}"
     assert reasons == (
         f"--intentkv-scorer: expected {scorers}, got 'intnet'; the nearest is 'intent'",
         f"--intentkv-budget: expected {tokens}, got '0'",
@@ -134,19 +134,49 @@ def test_keyword_arguments_are_checked_like_flags() -> None:
     assert reasons[1].endswith("the nearest is layout")
 
 
-def test_auto_budget_says_why_not() -> None:
-    (reason,) = refusal(settings_from_kwargs, budget="auto")
-    assert "not available in this version" in reason
-    assert "25%" in reason
+def test_actkv_settings() -> None:
+    settings = from_flags(
+        *("--enable-intentkv", "--intentkv-budget", "auto", "--intentkv-budget-init", "64"),
+        *("--intentkv-budget-max", "4096", "--intentkv-budget-growth", "2", "--intentkv-lrfu-decay", "0.25"),
+        *("--intentkv-top-p", "0.8", "--intentkv-action-template", "<action>...</action>"),
+    )
+    expected = {"budget_init": 64, "budget_max": 4096, "budget_growth": 2.0, "lrfu_decay": 0.25, "top_p": 0.8}
+    assert settings == Settings(budget=Budget("auto", 0), action_template="<action>...</action>", **expected)
+    defaults = Settings()
+    assert (defaults.budget_init, defaults.budget_max, defaults.budget_growth) == (512, 30000, 1.75)
+    assert (defaults.lrfu_decay, defaults.top_p, defaults.action_template) == (0.5, 0.9, "auto")
+
+
+def test_bad_actkv_settings_are_refused() -> None:
+    reasons = refusal(
+        settings_from_kwargs,
+        budget_init=0,
+        budget_growth=1,
+        lrfu_decay=2,
+        top_p=0,
+        action_template="hermess",
+    )
+    assert [r.split(":")[0] for r in reasons] == [
+        "budget_init",
+        "budget_growth",
+        "lrfu_decay",
+        "top_p",
+        "action_template",
+    ]
+    assert "OPEN...CLOSE" in reasons[-1]
+    (reason,) = refusal(settings_from_kwargs, budget_max=100)
+    assert reason == "budget_init: expected at most budget_max, got 512 and 100: lower it, or raise budget_max"
 
 
 @pytest.mark.parametrize("raw", [0, -1, 1.5, True, None, "", "%", "0%", "101%", "nan%", "-5%", "1e9", 2**31, "٣%%"])
 def test_bad_budgets_are_refused(raw: object) -> None:
-    with pytest.raises(ValueError, match="expected a number of tokens from 1 to 2147483647, or a share"):
+    with pytest.raises(ValueError, match="expected a number of tokens from 1 to 2147483647, a share"):
         Budget.parse(raw)
 
 
-@given(st.one_of(st.integers(1, 2**31 - 1), st.floats(0, 100, exclude_min=True).map(lambda x: f"{x}%")))
+@given(
+    st.one_of(st.integers(1, 2**31 - 1), st.floats(0, 100, exclude_min=True).map(lambda x: f"{x}%"), st.just("auto"))
+)
 def test_a_budget_reads_back_what_it_prints(raw: object) -> None:
     budget = Budget.parse(raw)
     assert Budget.parse(str(budget)) == budget
@@ -174,12 +204,19 @@ def test_budget_tokens() -> None:
         budget=st.one_of(
             st.builds(Budget, st.just("fixed"), st.integers(1, 2**31 - 1)),
             st.builds(Budget, st.just("share"), st.floats(0, 100, exclude_min=True)),
+            st.just(Budget("auto", 0)),
         ),
         trigger=st.integers(1, 2**31 - 1),
         layout=st.sampled_from(["reclaim", "mask"]),
         memory_decay=st.floats(0, 100),
         max_sessions=st.integers(1, 2**31 - 1),
         recent=st.integers(0, 2**31 - 1),
+        budget_init=st.integers(1, 100),
+        budget_max=st.integers(100, 2**31 - 1),
+        budget_growth=st.floats(1.01, 100),
+        lrfu_decay=st.floats(0, 1),
+        top_p=st.floats(0.01, 1),
+        action_template=st.sampled_from(["auto", "hermes", "harmony", "llama", "answer", "<a>...</a>"]),
     )
 )
 def test_settings_survive_json_and_pickle(settings: Settings) -> None:

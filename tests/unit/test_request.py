@@ -4,6 +4,7 @@ import pytest
 
 from intentkv.config import Budget, RequestSettings, Settings, parse_request
 from intentkv.errors import SettingsError
+from intentkv.score.registry import SCORERS
 
 
 def refusal(params: object, session_id: object) -> tuple[str, ...]:
@@ -46,7 +47,7 @@ def test_all_bad_request_values_are_reported_at_once() -> None:
     reasons = refusal(params, "a\x00b")
     assert [r.split(":")[0] for r in reasons] == [*params, "session_id", "session_id and intentkv_session"]
     assert "got ''" in reasons[0]
-    assert reasons[2] == "intentkv_scorer: expected one of intent, intent-rule, streaming, random, got 5"
+    assert reasons[2] == f"intentkv_scorer: expected one of {', '.join(SCORERS)}, got 5"
     assert reasons[3] == "intentkv_enabled: expected true or false, got 'yes'"
     assert "0 <= start < end, got '7:7'" in reasons[4]
     assert reasons[5] == "intentkv_bugdet: unknown key; the nearest is intentkv_budget"

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from intentkv.kernels import chunks
 from intentkv.score import rule
 from intentkv.score.base import ScoreInput
 from intentkv.score.rule import RuleScorer
@@ -46,6 +47,7 @@ def make_input(
         query=memory,
         seed=0,
         num_layers=layers,
+        segments=torch.arange(n),
     )
     return x, keys
 
@@ -138,7 +140,7 @@ def test_chunks_change_nothing_but_rounding(monkeypatch: pytest.MonkeyPatch) -> 
     x, keys = make_input(257, dtype=torch.bfloat16)
     expected = loop(x, keys, 1.0)
     for workspace in (1, 20_000, 100_000):
-        monkeypatch.setattr(rule, "WORKSPACE_BYTES", workspace)
+        monkeypatch.setattr(chunks, "WORKSPACE_BYTES", workspace)
         assert len(list(rule._chunks(257, 6, 2, 64))) > 1
         assert torch.allclose(RuleScorer("rule", 1.0).score(x).double(), expected, rtol=1e-5)
 

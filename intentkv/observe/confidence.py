@@ -1,0 +1,70 @@
+"""How sure the model is of what it writes, and whether that is going down (ActKV, section 6.1).
+
+A *larger* token confidence means a more peaked distribution: it is the negative mean of the log-probabilities of the
+k likeliest tokens, and where one token has all the mass the others' are far below zero. It does not fall all the way
+to the flat distribution: its least value, log k, is that of k equal tokens; V equal tokens give log V.
+"""
+
+import math
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+TOP_K: Final = 20
+WINDOW: Final = 64  # tokens a window of the trace
+STRIDE: Final = 8
+BOTTOM_PERCENT: Final = 10
+_LOG_TINY: Final = math.log(torch.finfo(torch.float32).tiny)  # a token of no probability, -inf, would hide all others
+
+
+def token_confidence(logits: Tensor, k: int = TOP_K) -> Tensor:
+    """`T_i = -(1/k) sum over the k likeliest tokens of log P_i(j)`, `[B]` float32 on the device of `logits`.
+
+    Args:
+        logits: `[B, V]`, any float dtype, not normalised; read only. A V below k uses all of them.
+    """
+    scores = logits.float()
+    likeliest = scores.topk(min(k, scores.shape[1]), dim=1).values
+    log_p = likeliest - scores.logsumexp(dim=1, keepdim=True)
+    return -log_p.clamp_(min=_LOG_TINY).mean(dim=1)
+
+
+class ConfidenceTrace:
+    """The token confidences of one session and their trend.
+
+    A window of the last `WINDOW` tokens gives its minimum every `STRIDE` tokens; of these minima the lowest
+    `BOTTOM_PERCENT` percent make up the trace. Keeps one number a stride and the tokens of one window.
+    """
+
+    def __init__(self) -> None:
+        self._recent: list[float] = []
+        self._minima: list[float] = []
+
+    def append(self, confidence: float) -> None:
+        """One more token; what is not a number is left out."""
+        if not math.isfinite(confidence):
+            return
+        self._recent.append(confidence)
+        if len(self._recent) == WINDOW:
+            self._minima.append(min(self._recent))
+            del self._recent[:STRIDE]
+
+    def __len__(self) -> int:
+        """Windows so far."""
+        return len(self._minima)
+
+    def trace(self) -> NDArray[np.float64]:
+        """The window minima at or below their `BOTTOM_PERCENT`-th percentile, in order, `[r]` float64."""
+        minima = np.array(self._minima)
+        return minima[minima <= np.percentile(minima, BOTTOM_PERCENT)] if len(minima) else minima
+
+    def slope(self) -> float:
+        """Least-squares slope of the trace over its index; below 0 where confidence goes down, 0 for less than two."""
+        trace = self.trace()
+        if len(trace) < 2:
+            return 0.0
+        index = np.arange(len(trace)) - (len(trace) - 1) / 2
+        return float(index @ (trace - trace.mean()) / (index @ index))

@@ -1,0 +1,128 @@
+"""Every scorer of the registry in the real runtime: it is given what it needs, over chunks, an event and a generation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+from sglang.srt.runtime_context import get_context
+
+from intentkv.apply.rows import NO_POSITIONS
+from intentkv.config import Budget, Settings
+from intentkv.engine import observer, runtime
+from intentkv.engine.cpu_attention import CpuAttentionBackend
+from intentkv.engine.state import RequestState
+from intentkv.observe.session import SessionKey
+from intentkv.observe.spans import Spans
+from intentkv.score.registry import SCORERS
+from tests.host.models import WORDS, Model, small_tokenizer
+from tests.kernels.host import DIM, H_Q, Host
+
+PROMPT, CHUNK, TRIGGER = 100, 60, 8
+
+
+class Server:
+    """One request on the real pool, backend and runtime, one layer and no scheduler."""
+
+    def __init__(self, scorer: str, page_size: int) -> None:
+        get_context().override_server_args(attention_backend="torch_native", device="cpu").install()
+        self.host = Host(page_size, torch.float32)
+        runner = self.host.runner
+        self.backend = CpuAttentionBackend(runner)
+        runner.model, runner.attn_backend = Model(self.host.layer), self.backend
+        runner.sampling_observer = None
+        runner.model_config = SimpleNamespace(num_hidden_layers=1)
+        scheduler = SimpleNamespace(
+            tp_worker=SimpleNamespace(model_runner=runner),
+            tree_cache=SimpleNamespace(),
+            tokenizer=small_tokenizer(),
+            server_args=SimpleNamespace(chat_template=None),
+            req_to_token_pool=self.host.rows,
+            token_to_kv_pool_allocator=SimpleNamespace(get_kvcache=lambda: self.host.pool),
+            page_size=page_size,
+            chunked_prefill_size=CHUNK,
+        )
+        settings = Settings(scorer=scorer, budget=Budget("fixed", 16), trigger=TRIGGER, recent=8)
+        self.runtime = runtime.Runtime(settings, scheduler)
+        self.state = self.runtime.states["mine"] = RequestState(
+            key=SessionKey("k", "explicit"),
+            label="k",
+            scorer=scorer,
+            budget=settings.budget,
+            spans=Spans(system_end=4, query=(90, PROMPT)),
+            prompt=np.random.default_rng(0).integers(0, len(WORDS), PROMPT),
+            needs=self.runtime.needs(scorer),
+            tap=self.runtime.tap(scorer),
+        )
+        self.runtime.open_session(self.state, self.state.prompt)
+        self.host.fill_row(1, 200)
+        admitted = SimpleNamespace(intentkv=self.state, full_untruncated_fill_ids=range(PROMPT))
+        self.runtime.admit(admitted, 0, NO_POSITIONS)
+
+    def forward(self, start: int, end: int) -> np.ndarray:
+        """Compute positions [start, end), then do what a checkpoint does: drop what the event asks for. Returns that."""
+        decode = end > PROMPT
+        batch: ForwardBatch = self.host.batch([end], None if decode else [end - start])
+        batch.rids, batch.seq_lens_cpu = ["mine"], batch.seq_lens
+        batch.intentkv_rows = batch.req_pool_indices
+        if not decode:
+            batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu = [end - start], [start]
+        q, k, v = self.host.qkv(end - start)
+        assert q.shape == (end - start, H_Q * DIM)
+
+        def model(runner: Any, same: ForwardBatch) -> None:
+            self.backend.init_forward_metadata(same)
+            output = self.backend.forward(q, k, v, self.host.layer, same)
+            observer.observe_queries(output, self.backend, q, k, v, self.host.layer, same)
+
+        observer.observe_forward(model, None, batch)
+        if self.state.pending is None:
+            return np.empty(0, np.int64)
+        drop = self.runtime.decide(SimpleNamespace(intentkv=self.state, rid="mine", finished=lambda: False), end)
+        self.state.holes = np.union1d(self.state.holes, drop)
+        positions = torch.from_numpy(drop)
+        self.host.rows.req_to_token[1, positions] = (positions % self.host.page_size).int()
+        self.runtime.cache.views.set_holes(1, self.state.holes, end)
+        return drop
+
+
+@pytest.fixture
+def served(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    made = Server(*request.param)
+    monkeypatch.setattr(runtime, "_runtime", made.runtime)
+    yield made
+
+
+@pytest.mark.parametrize(
+    "served",
+    [(name, size) for name in SCORERS for size in (1, 16)],
+    indirect=True,
+    ids=[f"{name}, page {size}" for name in SCORERS for size in (1, 16)],
+)
+def test_every_scorer_runs(served: Server) -> None:
+    """A chunk in front of the query, the rest of the prompt, and a generation of 40 tokens; page 0 is full of NaN, so that any read
+    of a dropped token would show in the scores."""
+    drops = [served.forward(0, CHUNK), served.forward(CHUNK, PROMPT)]
+    drops += [served.forward(end - 1, end) for end in range(PROMPT + 1, PROMPT + 41)]
+    assert len(drops[0]) and len(drops[1]), "an event after each chunk"
+    # ActKV waits for the end of a tool call, and there is none.
+    assert any(len(drop) for drop in drops[2:]) == (served.state.action is None), "and one while generating"
+    everything = np.concatenate(drops)
+    assert len(np.unique(everything)) == len(everything)
+    assert served.state.events == sum(len(drop) > 0 for drop in drops)
+    assert not np.isin(everything, [*range(4), *range(90, PROMPT)]).any()
+    grown = TRIGGER if served.state.action is None else 40
+    assert PROMPT + 40 - len(everything) <= 4 + 10 + 8 + 16 + grown + 4 * served.host.page_size
+
+
+@pytest.mark.parametrize("served", [("streaming", 1)], indirect=True)
+def test_who_needs_nothing_pays_nothing(served: Server) -> None:
+    served.forward(0, CHUNK)
+    assert served.runtime.attention is None
+    assert served.runtime.surprise is None
+    assert served.state.window is None and served.state.tap is None

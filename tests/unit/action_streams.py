@@ -1,0 +1,83 @@
+"""Answers with tool calls, written by hand: `«` and `»` stand where a region begins and ends."""
+
+HERMES = {
+    "one call": '<tool_call>\n{«"name": "f", "arguments": {"a": 1}}\n</tool_call>»',
+    "reasoning before": 'I need the weather.\n<tool_call>\n{«"name": "w"}\n</tool_call>»\n',
+    "two calls": '<tool_call>{«"name": "f"}</tool_call>»\n<tool_call>{«"name": "g"}</tool_call>»',
+    "text between calls": '<tool_call>{«"name": "f"}</tool_call>» and then <tool_call>{«"name": "g"}</tool_call>» done',
+    "unclosed at the end": '<tool_call>\n{«"name": "f", "arguments": {"a": "b»',
+    "unclosed before the next": '<tool_call>{«"name": "f"}\n<tool_call>»{«"name": "g"}</tool_call>»',
+    "closing marker in a string": '<tool_call>{«"name": "say", "text": "end with </tool_call> please"}</tool_call>»',
+    "opening marker in a string": '<tool_call>{«"name": "say", "text": "write <tool_call>{ first"}</tool_call>»',
+    "escaped quotes in a string": '<tool_call>{«"text": "a \\"quoted </tool_call>\\" part"}</tool_call>»',
+    "backslash at the end of a string": '<tool_call>{«"path": "C:\\\\"}</tool_call>» text </tool_call>',
+    "a string that never ends": '<tool_call>{«"text": "oops}\n</tool_call>» then prose',
+    "quoted marker": "The model writes `<tool_call>` and then JSON.",
+    "quoted call": 'Write \'<tool_call>{"name": "f"}</tool_call>\' to call f.',
+    "marker in prose": "A <tool_call> tag opens a call, a </tool_call> tag closes it.",
+    "marker alone at the end": "and so <tool_call>",
+    "marker and white space at the end": "<tool_call>\n  ",
+    "closing marker alone": "nothing </tool_call> here",
+    "broken marker": '<tool_cal>{"name": "f"}</tool_call>',
+    "function tags": "<tool_call>\n<function=«f>\n<parameter=a>\nit's \"raw\n</parameter>\n</function>\n</tool_call>»",
+    "another tag behind the marker": "<tool_call><b>no</b></tool_call>",
+    "twice the marker": '<tool_call><tool_call>{«"name": "f"}</tool_call>»',
+    "other letters": '先看看。<tool_call>\n{«"city": "北京 ☂"}\n</tool_call>»',
+    "nothing but prose": "It rains in Paris.",
+    "empty answer": "",
+}
+HARMONY = {
+    "commentary call": '<|channel|>commentary to=f«unctions.w <|constrain|>json<|message|>{"a": 1}<|call|>»',
+    "recipient before the channel": ' to=f«unctions.w<|channel|>commentary json<|message|>{"a": 1}<|call|>»',
+    "after reasoning": "<|channel|>analysis<|message|>Let me look.<|end|><|start|>assistant<|channel|>commentary to=f"
+    '«unctions.w<|message|>{"a": 1}<|call|>»',
+    "analysis call": "<|channel|>analysis to=p«ython code<|message|>print(1)<|call|>»",
+    "ended by return": '<|channel|>commentary to=f«unctions.w<|message|>{"a": 1}<|return|>»',
+    "ended by end": "<|channel|>commentary to=f«unctions.w<|message|>{}<|end|>»<|start|>assistant<|channel|>final<|message|>x",
+    "preamble without recipient": "<|channel|>commentary<|message|>I will call two tools.<|end|>",
+    "preamble then call": "<|channel|>commentary<|message|>First: w.<|end|><|start|>assistant to=f«unctions.w<|channel|>"
+    "commentary<|message|>{}<|call|>»",
+    "final answer": "<|channel|>final<|message|>It rains.<|return|>",
+    "two calls": "<|channel|>commentary to=a«.b<|message|>{}<|call|>»<|start|>assistant<|channel|>commentary to=c"
+    "«.d<|message|>{}<|call|>»",
+    "unclosed at the end": '<|channel|>commentary to=f«unctions.w<|message|>{"city": "Par»',
+    "cut in the header": "<|channel|>commentary to=f«unct»",
+    "end marker in a string": '<|channel|>commentary to=f«unctions.s<|message|>{"t": "<|call|>"}<|call|>»',
+    "recipient in prose": "<|channel|>analysis<|message|>I send it to=functions.w now.<|end|>",
+    "quoted header in prose": "<|channel|>final<|message|>Use `<|start|>assistant to=functions.f` and '<|call|>'.<|return|>",
+    "apostrophe in reasoning": "<|channel|>analysis<|message|>it's \"odd.<|end|><|start|>assistant to=f«.x<|message|>{}<|call|>»",
+    "a string as the arguments": '<|channel|>commentary to=f«unctions.w<|message|>"Paris"<|call|>»',
+    "text without headers": "plain text, " + "no header at all " * 40 + ' to=functions.x {"a": 1}',
+}
+LLAMA = {
+    "one call": '{"name":« "f", "parameters": {"a": {"b": 1}}}»',
+    "type first": '{"type": "function"«, "name": "f", "parameters": {}}»',
+    "function first": '{"function":« "f", "parameters": {}}»',
+    "python tag": '<|python_tag|>{"name":« "f", "parameters": {}}»<|eom_id|>',
+    "two calls": '{"name":« "f"}»; {"name":« "g"}»',
+    "calls by line": '{"name":« "f"}»\n{"name":« "g"}»',
+    "a list of calls": '[{"name":« "f"}», {"name":« "g"}»]',
+    "white space inside": '{ \n "name" :« "f" }»',
+    "braces in strings": '{"name":« "f", "parameters": {"code": "}}{{\\"}"}}»',
+    "another object": '{"city": "Paris", "name": "x"}',
+    "object in prose": 'The answer is {"name": "f"}.',
+    "tag after prose": 'Calling. <|python_tag|>{"name":« "f"}» ok',
+    "quoted tag": 'Write "<|python_tag|>{"name": "f"}" first.',
+    "unclosed at the end": '{"name":« "f", "parameters": {"a": "}»',
+    "prose after a call": '{"name":« "f"}» and {"name": "g"}',
+    "cut before the name": '{"na',
+}
+USER = {
+    ("[TOOL_CALLS]...</s>", "list"): '[TOOL_CALLS]« [{"name": "f", "arguments": {"t": "</s>"}}]</s>»',
+    ("<action>...</action>", "raw"): "think <action>«click('buy')</action>» wait <action>«go</action>»",
+    ("<action>...</action>", "quoted"): 'An "<action>" looks like this.',
+    ("Action:...\\n", "line"): "Thought: x\nAction:« search[cats]\n»Observation",
+    ("Action:...\\n", "unclosed"): "Action:« search[c»",
+    ("answer", "all of it"): "I«t rains.»",
+}
+STREAMS = [
+    *(("hermes", name, text) for name, text in HERMES.items()),
+    *(("harmony", name, text) for name, text in HARMONY.items()),
+    *(("llama", name, text) for name, text in LLAMA.items()),
+    *((template, name, text) for (template, name), text in USER.items()),
+]
