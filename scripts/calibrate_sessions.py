@@ -1,9 +1,9 @@
 """How well SmolLM2-135M answers the generated sessions with nothing dropped, without a server.
 
-    python scripts/calibrate_sessions.py                       # two seeds of each family
-    python scripts/calibrate_sessions.py --seeds 7-10 --show   # and every answer
+    python scripts/calibrate_sessions.py                                # ten sessions of each family
+    python scripts/calibrate_sessions.py --families travel --sessions 1 --show   # and every wrong answer
 
-A scorer can only lose what the model can do at all: a family counts as calibrated at 80 % and more on each seed.
+A scorer can only lose what the model can do at all: a family counts as calibrated at 80 % and more of its questions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from intentkv.evals.client import ANSWER_TOKENS
+from intentkv.evals.client import ANSWER_TOKENS, STOP
 from intentkv.evals.local import LocalModel
 from intentkv.evals.model import model_path
 from intentkv.evals.plan import add_session_arguments, planned_sessions
@@ -29,7 +29,7 @@ console = Console(stderr=True)
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_session_arguments(parser, seeds="100-101")
+    add_session_arguments(parser, sessions=40, seed=200)
     parser.add_argument("--show", action="store_true", help="print every question that was answered wrongly")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()
@@ -71,7 +71,7 @@ def play(session: Session, model: LocalModel, show: bool, finished: Callable[[],
     for turn in session.turns:
         prompt = transcript.ask(turn)
         longest = max(longest, len(model.tokens(prompt)))
-        answer = model.answer(prompt, ANSWER_TOKENS)
+        answer = model.answer(prompt, ANSWER_TOKENS, STOP)
         transcript.answered(turn, answer)
         right.append(is_right(answer, turn.expected))
         if show and not right[-1]:

@@ -1,12 +1,13 @@
 """Accuracy, memory and prefix reuse of scorers on agent sessions, against the full cache.
 
-    python scripts/eval_agents.py --scorers intent random --budgets 50 25 12 --out result.json
-    python scripts/eval_agents.py --layouts reclaim mask               # one server after the other
-    python scripts/eval_agents.py --url http://host:30000              # a server that runs, intentkv's or another
+    python scripts/eval_agents.py --sessions 4 --scorers intent random      # some minutes on two cores
+    python scripts/eval_agents.py --layouts reclaim mask                    # one server after the other
+    python scripts/eval_agents.py --base-url http://host:30000              # a server that runs, intentkv's or another
 
-Budgets are percent of the tokens that a session ends with on the full cache; system prompt, newest message and recent tail
-come on top, so look at what is live. What was played is noted in OUT.journal, one session a line: the same command, started again
-after it was killed, goes on there, and ends with the same file but for the times (`seconds`, `score_ms`). Ages are turns since an answer was shown.
+Budgets are percent of the tokens that the sessions end with on the full cache, on average, and the same number of tokens for
+all; system prompt, newest message and recent tail come on top, so look at what is live. What was played is noted in
+OUT.journal, one session a line: the same command, started again after it was killed, goes on there, and ends with the same
+file but for the times (`seconds`, `score_ms`). Ages are turns since an answer was shown.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stopped by `kill` as by Ctrl-C: the server stops first
     sessions = planned_sessions(arguments)
     configurations = by_layout(arguments.scorers, arguments.budgets, arguments.layouts)
-    names = ("families", "seeds", "records", "late", "filler", "scorers", "budgets", "layouts", "trigger", "url")
+    names = ("families", "sessions", "seed", "scorers", "budgets", "layouts", "trigger", "base_url")
     plan = {name: getattr(arguments, name) for name in names}
-    plan |= {"model": arguments.model_name if arguments.url else (arguments.model or NAME), "commit": commit()}
+    plan |= {"model": arguments.model_name if arguments.base_url else (arguments.model or NAME), "commit": commit()}
     try:
         journal = Journal(arguments.out.with_suffix(".journal"), plan)
         play_everything(arguments, configurations, sessions, journal)
@@ -77,16 +78,16 @@ def main() -> int:
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_session_arguments(parser, seeds="100-102")
+    add_session_arguments(parser, sessions=12, seed=300)
     parser.add_argument("--scorers", nargs="*", choices=list(SCORERS), default=list(SCORERS), help="default: all")
     parser.add_argument("--budgets", nargs="+", type=percent, default=[50, 25, 12], help="percent (default: 50 25 12)")
     parser.add_argument("--layouts", nargs="+", choices=get_args(Layout), default=["reclaim"], help="default: reclaim")
     parser.add_argument("--trigger", type=int, default=64, help="--intentkv-trigger of the servers (default: 64)")
     parser.add_argument("--model", help=f"model folder or name for the servers (default: {NAME})")
     parser.add_argument(
-        "--url", help="a running server (http://host:port) instead; its layout is the first of --layouts"
+        "--base-url", help="a running server (http://host:port) instead; its layout is the first of --layouts"
     )
-    parser.add_argument("--model-name", default="default", help="model field of the requests to --url")
+    parser.add_argument("--model-name", default="default", help="model field of the requests to --base-url")
     parser.add_argument("--out", type=Path, default=cache_folder("evals") / "agents.json", help="default: %(default)s")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     return parser
@@ -115,7 +116,7 @@ def play_everything(
                 progress.update(task, completed=total)
                 continue
             with ExitStack() as stack:
-                url = arguments.url or stack.enter_context(own_server(arguments, layout)).url
+                url = arguments.base_url or stack.enter_context(own_server(arguments, layout)).url
                 shown = functools.partial(show_progress, progress, task)
                 play_all(url.rstrip("/").removesuffix("/v1"), group, sessions, journal, arguments.model_name, shown)
 

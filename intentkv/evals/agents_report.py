@@ -7,32 +7,61 @@ from typing import Any
 
 from rich.table import Table
 
+from intentkv.evals.configurations import FULL
 from intentkv.evals.journal import Play
 from intentkv.evals.provenance import provenance
-from intentkv.evals.statistics import AGES, summary
-
-FULL = "full"
+from intentkv.evals.statistics import AGES, Turns, accuracy, interval, summary
 
 
 def result_file(plan: dict[str, Any], plays: Sequence[Play]) -> dict[str, Any]:
-    """The content of a result file: where it comes from, the plan, the summary and every sample."""
-    return {"kind": "agents", **provenance(), "plan": plan, "summary": summaries(plays), "plays": list(plays)}
+    """The content of a result file: where it comes from, the plan, the summary, comparisons and every sample."""
+    return {
+        "kind": "agents",
+        **provenance(),
+        "plan": plan,
+        "summary": summaries(plays),
+        "comparisons": comparisons(plays),
+        "plays": list(plays),
+    }
+
+
+def grouped(plays: Sequence[Play]) -> dict[str, dict[str, Turns]]:
+    """Configuration -> session -> turns, in the order in which they were first played."""
+    groups: dict[str, dict[str, Turns]] = {}
+    for play in plays:
+        groups.setdefault(play["configuration"], {})[play["session"]] = play["turns"]
+    return groups
 
 
 def summaries(plays: Sequence[Play]) -> dict[str, Any]:
     """`full`: accuracy with the full cache; `full@100%` and each `scorer@budget`: all figures (see `summary`)."""
-    configurations = list(dict.fromkeys(play["configuration"] for play in plays))
-    grouped = {
-        name: {play["session"]: play["turns"] for play in plays if play["configuration"] == name}
-        for name in configurations
+    groups = grouped(plays)
+    full = groups.get(FULL)
+    figures = {
+        f"{FULL}@100%" if name == FULL else name: summary(own, None if name == FULL else full)
+        for name, own in groups.items()
     }
-    figures: dict[str, Any] = {}
-    for name in configurations:
-        full = grouped.get(FULL)
-        figures[f"{FULL}@100%" if name == FULL else name] = summary(grouped[name], None if name == FULL else full)
-    if FULL in grouped:
-        figures = {FULL: figures[f"{FULL}@100%"]["accuracy"], **figures}
-    return figures
+    return figures if full is None else {FULL: figures[f"{FULL}@100%"]["accuracy"], **figures}
+
+
+def comparisons(plays: Sequence[Play]) -> dict[str, Any]:
+    """How much more accurate the first scorer played is than every other at the same budget and layout, with intervals.
+
+    `"intent@25% - snapkv@25%": {"difference": 0.21, "ci": [0.12, 0.3]}`, paired by session.
+    """
+    groups = {name: own for name, own in grouped(plays).items() if name != FULL}
+    first = next(iter(groups), "").partition("@")[0]
+    found = {}
+    for name, own in groups.items():
+        scorer, _, budget = name.partition("@")
+        best = groups.get(f"{first}@{budget}")
+        if scorer != first and best is not None:
+            right = [accuracy([turn for turns in side.values() for turn in turns]) or 0.0 for side in (best, own)]
+            found[f"{first}@{budget} - {name}"] = {
+                "difference": right[0] - right[1],
+                "ci": interval(best, own, "difference"),
+            }
+    return found
 
 
 def tables(figures: dict[str, Any]) -> list[Table]:

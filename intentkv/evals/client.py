@@ -12,6 +12,7 @@ import openai
 from intentkv.evals.sessions import Session, Transcript, Turn, is_right
 
 ANSWER_TOKENS = 24
+STOP = "."  # an answer is one sentence: SmolLM2 says it again and again, and later copies that
 TURN_SECONDS = 300.0
 
 
@@ -42,7 +43,7 @@ def play(
     """Yields the result of each turn of `session` on the server at `url` ("http://host:port"), at temperature 0.
 
     The model's own answers, right or wrong, become part of the history, as in an agent's loop. The same requests go to
-    any SGLang server: `session_id` and `return_meta_info` are its own fields. `params` are custom parameters of every
+    any SGLang server: `session_id`, `return_meta_info` and `no_stop_trim` are its own fields. `params` are custom parameters of every
     request, such as `intentkv_scorer`; each set of them makes a session of its own, and so does each sub-agent.
     `sglang=False` sends none of these fields, for other OpenAI-compatible servers, which might refuse them.
 
@@ -54,13 +55,19 @@ def play(
     transcript = Transcript(session)
     for turn in session.turns:
         prompt: Any = transcript.ask(turn)
-        own = {"session_id": branch_id(name, turn), "return_meta_info": True, "custom_params": params or {}}
+        own = {
+            "session_id": branch_id(name, turn),
+            "return_meta_info": True,
+            "no_stop_trim": True,  # the next prompt then goes on from exactly what was generated
+            "custom_params": params or {},
+        }
         start = time.monotonic()
         reply = client.chat.completions.create(
             model=model,
             messages=prompt,
             temperature=0,
             max_tokens=ANSWER_TOKENS,
+            stop=STOP,
             extra_body=own if sglang else None,
         )
         seconds = time.monotonic() - start

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+FULL = "full"
+
 
 @dataclass(frozen=True)
 class Configuration:
@@ -13,7 +15,9 @@ class Configuration:
 
     Attributes:
         scorer: None for the full cache.
-        percent: the budget as a share of the tokens that the session has at its end with the full cache.
+        percent: the budget as a share of the mean number of tokens that the sessions have at their end with the full
+            cache. It is the same number for every turn of every session: a share of what a turn has would drop from the
+            first turn on, and could not be compared with what a fixed budget drops.
         layout: of the server.
     """
 
@@ -25,18 +29,18 @@ class Configuration:
     def key(self) -> str:
         """`full`, or `scorer@budget`; a layout other than the default one is named too: `snapkv@25%/mask`."""
         if self.scorer is None:
-            return "full"
+            return FULL
         budget = f"{self.scorer}@{self.percent:g}%"
         return budget if self.layout == "reclaim" else f"{budget}/{self.layout}"
 
-    def params(self, final_tokens: int) -> dict[str, Any]:
-        """Custom parameters of every request of a session that ends with `final_tokens` tokens.
+    def params(self, mean_final: float) -> dict[str, Any]:
+        """Custom parameters of every request; `mean_final`: tokens that the sessions have at their end, on average.
 
         The budget is that of the history: system prompt, newest message and recent tail come on top of it.
         """
         if self.scorer is None:
             return {"intentkv_enabled": False}
-        tokens = max(1, round(final_tokens * self.percent / 100))
+        tokens = max(1, round(mean_final * self.percent / 100))
         return {"intentkv_scorer": self.scorer, "intentkv_budget": tokens}
 
 

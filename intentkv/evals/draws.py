@@ -14,7 +14,7 @@ def digits(draw: random.Random) -> str:
 
 
 def code(draw: random.Random) -> str:
-    """Two letters and three digits: `KX-402`."""
+    """Two letters and three digits: `KX-402`. In filler only: SmolLM2 loses a letter or a digit of every third one."""
     letters = "".join(draw.choice("ABCDEFGHJKLMNPQRSTVWXYZ") for _ in range(2))
     return f"{letters}-{draw.randrange(100, 1000)}"
 
@@ -60,7 +60,11 @@ class Fresh:
 WORDS = (
     *("amber", "maple", "cobalt", "lotus", "tiger", "falcon", "cedar", "onyx", "comet", "willow", "raven", "saffron"),
     *("granite", "velvet", "heron", "mango", "pepper", "walnut", "coral", "juniper", "ginger", "marble", "orchid"),
-    *("cactus", "salmon", "lemon", "anchor", "violin", "meadow", "thunder"),
+    *("cactus", "salmon", "lemon", "anchor", "violin", "meadow", "thunder", "bamboo", "canyon", "cherry", "cotton"),
+    *("crystal", "dolphin", "eagle", "ember", "feather", "forest", "garnet", "glacier", "hazel", "honey", "indigo"),
+    *("ivory", "jasmine", "lantern", "lavender", "lily", "magnet", "monsoon", "nectar", "oasis", "olive", "otter"),
+    *("panda", "pearl", "pebble", "pine", "plum", "quartz", "rabbit", "ribbon", "river", "rocket", "ruby", "sparrow"),
+    *("spruce", "sunset", "topaz", "tulip", "turtle", "valley", "vanilla", "wolf", "yarrow", "zebra"),
 )
 FIRST_NAMES = (
     *("Maria", "Elena", "Tom", "Anna", "Peter", "Julia", "Omar", "Nina", "Victor", "Clara", "Hugo", "Ruth", "Simon"),
@@ -78,5 +82,5 @@ SURNAMES = (
     *("Kowalski", "Lockhart", "Mitchell", "Northcott", "Ortega", "Pearson", "Ramirez", "Sanders", "Thornton"),
     *("Vargas", "Wagner", "Yamada", "Zimmerman", "Aldridge", "Barlow", "Chambers", "Dunmore", "Eastwick", "Foster"),
     *("Griffin", "Harper", "Ingram", "Jordan", "Knight", "Larsen", "Morgan", "Nilsson", "Osborne", "Preston"),
-    *("Reeves"),
+    "Reeves",
 )

@@ -29,8 +29,8 @@ class LocalModel:
         )
         return [int(token) for token in ids]
 
-    def answer(self, messages: list[Message], max_tokens: int) -> str:
-        """What the model says to `messages` at temperature 0: at most `max_tokens`, up to its end-of-turn token."""
+    def answer(self, messages: list[Message], max_tokens: int, stop: str) -> str:
+        """What the model says at temperature 0: up to its end of turn, or to a token with `stop`, which it then ends with."""
         prompt = self.tokens(messages)
         same = 0
         while same < min(len(prompt) - 1, len(self._cached)) and prompt[same] == self._cached[same]:
@@ -45,6 +45,8 @@ class LocalModel:
                     break
                 said.append(token)
                 fresh = [token]
+                if stop in self._tokenizer.decode(fresh):
+                    break
         return str(self._tokenizer.decode(said, skip_special_tokens=True))
 
     def _next(self, fresh: list[int]) -> int:

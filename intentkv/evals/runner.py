@@ -8,8 +8,8 @@ from typing import Any
 import openai
 
 from intentkv.evals.client import TurnResult, flush_cache, play
-from intentkv.evals.configurations import Configuration
-from intentkv.evals.journal import Journal, Play
+from intentkv.evals.configurations import FULL, Configuration
+from intentkv.evals.journal import Journal
 from intentkv.evals.sessions import Session, Turn
 
 
@@ -23,40 +23,42 @@ def play_all(
 ) -> None:
     """Adds to `journal` what it does not hold yet; `finished` is called with configuration and session after each.
 
-    The full cache must be in the journal or come first in `configurations`: budgets are shares of the tokens that a
-    session ends with there. Every play begins with an empty cache, so none finds what another one computed, and a run
+    The full cache must be in the journal or come first in `configurations`: budgets are shares of the tokens that the
+    sessions end with there. Every play begins with an empty cache, so none finds what another one computed, and a run
     that was killed and started again plays what is left as it would have.
 
     Raises:
         openai.APIConnectionError: the server is gone. Everything finished is in the journal.
     """
+    names = [session.name for session in sessions]
     for configuration in configurations:
+        params = configuration.params(mean_final_tokens(journal, names) if configuration.scorer is not None else 0)
         for session in sessions:
             if not journal.has(configuration.key, session.name):
                 sglang = flush_cache(url)
                 if configuration.scorer is not None and not sglang:
                     raise ValueError(f"{url} is no SGLang server: {configuration.key} cannot be asked of it")
-                full = configuration.scorer is None
-                params = configuration.params(0 if full else final_tokens(journal, session.name))
                 turns = _play_one(session, url, model, params, sglang)
                 journal.add({"configuration": configuration.key, "session": session.name, "turns": turns})
             finished(configuration.key, session.name)
 
 
-def final_tokens(journal: Journal, session: str) -> int:
-    """Tokens that the main agent of `session` has at its end with the full cache; an unfinished one's so far."""
-    turns = _find(journal, "full", session)["turns"]
-    tokens = max((turn["logical_tokens"] for turn in turns if turn["completed"] and not turn["branch"]), default=0)
-    if tokens == 0:
-        raise ValueError(f"no turn of {session} was completed with the full cache, so its budgets are not known")
-    return int(tokens)
+def mean_final_tokens(journal: Journal, sessions: Sequence[str]) -> float:
+    """Tokens that the main agents of `sessions` have at their end with the full cache, on average.
 
-
-def _find(journal: Journal, configuration: str, session: str) -> Play:
-    for found in journal.plays:
-        if found["configuration"] == configuration and found["session"] == session:
-            return found
-    raise ValueError(f"{session} has not been played in configuration {configuration}: play that first")
+    Raises:
+        ValueError: one of them has not been played with the full cache, or was refused there from its first turn on.
+    """
+    ends: list[int] = []
+    for session in sessions:
+        plays = [p for p in journal.plays if (p["configuration"], p["session"]) == (FULL, session)]
+        done = [turn for play in plays for turn in play["turns"] if turn["completed"] and not turn["branch"]]
+        if not done:
+            raise ValueError(
+                f"{session} has no finished turn with the full cache, so budgets are not known: play that first"
+            )
+        ends.append(max(turn["logical_tokens"] for turn in done))
+    return sum(ends) / len(ends)
 
 
 def _play_one(session: Session, url: str, model: str, params: dict[str, Any], sglang: bool) -> list[dict[str, Any]]:

@@ -66,8 +66,11 @@ class Transcript:
         return list(history)
 
     def answered(self, turn: Turn, answer: str) -> None:
-        """Adds the answer to `turn`, right or wrong, as the client keeps it."""
-        kept = f"Answer: {answer}" if turn.rewritten else answer
+        """Adds the answer to `turn`, right or wrong, as the client keeps it.
+
+        A rewritten one ends in a line break, as some clients end every message; its words stay, which SmolLM2 copies.
+        """
+        kept = f"{answer.rstrip('. ')}\n" if turn.rewritten else answer
         self._branches[turn.branch].append({"role": "assistant", "content": kept})
 
 
@@ -75,16 +78,16 @@ def make_session(
     family: Family,
     seed: int,
     *,
-    records: int = 5,
-    late: int = 5,
+    records: int = 4,
+    late: int = 4,
     facts: int = 3,
-    filler: int = 8,
+    filler: int = 16,
     forks: int = 0,
     rewrites: int = 0,
 ) -> Session:
     """A session of `records` turns that each load a record and ask, then `late` turns that only ask.
 
-    A record holds `facts` facts among `filler` sentences (about 350 tokens of SmolLM2 with the defaults, 2k to 3k in all). The
+    A record holds `facts` facts among `filler` sentences (500 to 800 tokens of SmolLM2 with the defaults). The
     first turn asks about its own record, every later one about an earlier record. Each fact is asked for once, but for
     two late questions that repeat earlier ones.
 
@@ -127,7 +130,7 @@ def make_session(
         new = [f for f in told if f not in asked + taken and (f.turn < path_turn or path_turn == 1)]
         fact = draw.choice(asked if again or not new else new)
         as_argument = draw.random() < ARGUMENT_SHARE
-        question = f"{fact.question} Call {family.action} with it." if as_argument else fact.question
+        question = f"{fact.question} We need it for {family.action}." if as_argument else fact.question
         turns.append(
             Turn(
                 messages=(*messages, {"role": "user", "content": question}),

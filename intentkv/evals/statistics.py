@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,13 +20,17 @@ def accuracy(turns: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def interval(
-    plays: Plays, against: Plays | None = None, seed: int = 0, resamples: int = RESAMPLES
+    plays: Plays,
+    against: Plays | None = None,
+    measure: Literal["ratio", "difference"] = "ratio",
+    seed: int = 0,
+    resamples: int = RESAMPLES,
 ) -> tuple[float, float] | None:
-    """The 95 % bootstrap interval (percentiles) of the accuracy, or of its ratio to that of `against`.
+    """The 95 % bootstrap interval (percentiles) of the accuracy, or of its `measure` against that of `against`.
 
     Sessions are drawn, not turns, because turns of one session share its history; and both sides by the same draw,
     because a session that is hard is hard for both. None with less than two sessions, or where every draw's ratio is
-    without a value.
+    without a value. Raises KeyError where `against` lacks a session of `plays`.
     """
     names = sorted(plays)
     if len(names) < 2:
@@ -37,7 +41,7 @@ def interval(
     if against is not None:
         right, count = _per_session(against, names)
         base = right[drawn].sum(1) / count[drawn].sum(1)
-        values = values[base > 0] / base[base > 0]
+        values = values - base if measure == "difference" else values[base > 0] / base[base > 0]
     if len(values) == 0:
         return None
     low, high = np.quantile(values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])

@@ -3,7 +3,7 @@
 import base64
 import random
 
-from intentkv.evals.draws import code, digits, person, tag
+from intentkv.evals.draws import digits, person, tag
 from intentkv.evals.records import Family
 
 
@@ -44,7 +44,7 @@ CODE_REVIEW = Family(
     action="post_comment",
     style="list",
     noise=noise,
-    noise_lines=4,
+    noise_lines=5,
     titles=(
         "storage refactoring review",
         "payment gateway review",
@@ -60,18 +60,18 @@ CODE_REVIEW = Family(
         ("test port", digits),
         ("error count", digits),
         ("bug number", digits),
-        ("ticket", code),
-        ("release tag", code),
-        ("design document", code),
-        ("security advisory", code),
-        ("licence key", code),
+        ("ticket number", digits),
+        ("advisory number", digits),
+        ("line count", digits),
+        ("release number", digits),
+        ("cache size", digits),
+        ("timeout value", digits),
+        ("job number", digits),
+        ("page count", digits),
         ("branch name", tag),
-        ("feature flag", tag),
         ("staging password", tag),
         ("reviewer", person),
         ("maintainer", person),
-        ("original author", person),
-        ("release manager", person),
     ),
     objects=(
         *("parser module", "login page", "email sender", "image cropper", "search index", "shopping cart"),

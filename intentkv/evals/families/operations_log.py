@@ -1,6 +1,6 @@
 """The operations room of a small hosting company: tags, ports and people around machines and services, as a log."""
 
-from intentkv.evals.draws import code, digits, person, tag
+from intentkv.evals.draws import digits, person, tag
 from intentkv.evals.records import Family
 
 OPERATIONS_LOG = Family(
@@ -27,17 +27,17 @@ OPERATIONS_LOG = Family(
         ("rack number", digits),
         ("fan speed", digits),
         ("pager number", digits),
-        ("rollback tag", code),
-        ("ticket", code),
-        ("asset code", code),
-        ("purchase order", code),
-        ("fingerprint", code),
-        ("passphrase", tag),
+        ("ticket number", digits),
+        ("asset number", digits),
+        ("purchase order", digits),
+        ("process id", digits),
+        ("firmware build", digits),
+        ("cable length", digits),
+        ("room code", digits),
+        ("batch size", digits),
+        ("root password", tag),
         ("branch name", tag),
-        ("radio call sign", tag),
-        ("owner", person),
-        ("engineer on call", person),
-        ("vendor contact", person),
+        ("tank level", digits),
         ("auditor", person),
     ),
     objects=(

@@ -1,6 +1,6 @@
 """The order desk of a furniture warehouse: codes and people around deliveries and repairs, in running text."""
 
-from intentkv.evals.draws import code, digits, person, tag
+from intentkv.evals.draws import digits, person, tag
 from intentkv.evals.records import Family
 
 ORDER_DESK = Family(
@@ -25,20 +25,20 @@ ORDER_DESK = Family(
     labels=(
         ("door code", digits),
         ("serial number", digits),
-        ("extension", digits),
+        ("phone extension", digits),
         ("mileage", digits),
-        ("claim number", code),
-        ("voucher", code),
-        ("invoice", code),
-        ("permit", code),
-        ("bank reference", code),
-        ("shelf mark", tag),
+        ("claim number", digits),
+        ("invoice number", digits),
+        ("permit number", digits),
+        ("meter reading", digits),
+        ("customer number", digits),
+        ("model year code", digits),
+        ("shelf number", digits),
+        ("pallet number", digits),
         ("storage tag", tag),
         ("alarm password", tag),
         ("inspector", person),
-        ("new owner", person),
         ("painter", person),
-        ("contact person", person),
     ),
     objects=(
         *("velvet armchair", "harbour container", "oak table", "cracked vase", "blue crate", "side gate"),

@@ -1,6 +1,6 @@
 """A travel agency's bookings: numbers, codes and guides around trips, as lists."""
 
-from intentkv.evals.draws import code, digits, person, tag
+from intentkv.evals.draws import digits, person, tag
 from intentkv.evals.records import Family
 
 TRAVEL = Family(
@@ -27,18 +27,18 @@ TRAVEL = Family(
         ("locker code", digits),
         ("flight number", digits),
         ("meter reading", digits),
-        ("booking code", code),
-        ("visa number", code),
-        ("luggage receipt", code),
-        ("insurance policy", code),
-        ("licence plate", code),
+        ("booking number", digits),
+        ("visa number", digits),
+        ("receipt number", digits),
+        ("policy number", digits),
+        ("seat count", digits),
+        ("bus line", digits),
+        ("gate code", digits),
+        ("price code", digits),
         ("wifi password", tag),
-        ("safe password", tag),
         ("luggage tag", tag),
         ("guide", person),
-        ("driver", person),
         ("landlord", person),
-        ("travel doctor", person),
     ),
     objects=(
         *("harbour hotel", "glacier hike", "opera night", "camel ride", "night train", "lighthouse visit"),
