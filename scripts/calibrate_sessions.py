@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from intentkv.evals.client import ANSWER_TOKENS, STOP
 from intentkv.evals.local import LocalModel
 from intentkv.evals.model import model_path
 from intentkv.evals.plan import add_session_arguments, planned_sessions
@@ -71,7 +70,7 @@ def play(session: Session, model: LocalModel, show: bool, finished: Callable[[],
     for turn in session.turns:
         prompt = transcript.ask(turn)
         longest = max(longest, len(model.tokens(prompt)))
-        answer = model.answer(prompt, ANSWER_TOKENS, STOP)
+        answer = model.answer(prompt, session.answer_tokens, session.stop)
         transcript.answered(turn, answer)
         right.append(is_right(answer, turn.expected))
         if show and not right[-1]:

@@ -2,6 +2,7 @@
 
     python scripts/eval_agents.py --sessions 4 --scorers intent random      # some minutes on two cores
     python scripts/eval_agents.py --layouts reclaim mask                    # one server after the other
+    python scripts/eval_agents.py --traces chats.jsonl --model Qwen/Qwen3-8B   # OpenAI chats or ToolBench
     python scripts/eval_agents.py --base-url http://host:30000              # a server that runs, intentkv's or another
 
 Budgets are percent of the tokens that the sessions end with on the full cache, on average, and the same number of tokens for
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import hashlib
 import json
 import signal
 from contextlib import AbstractContextManager, ExitStack
@@ -53,12 +55,13 @@ COMPARED = ["intent", "surprise", "streaming", "snapkv", "h2o", "keydiff", "expe
 def main() -> int:
     arguments = parser().parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stopped by `kill` as by Ctrl-C: the server stops first
-    sessions = planned_sessions(arguments)
     configurations = by_layout(arguments.scorers, arguments.budgets, arguments.layouts)
     names = ("families", "sessions", "seed", "scorers", "budgets", "layouts", "trigger", "base_url")
     plan = {name: getattr(arguments, name) for name in names}
+    plan["traces"] = hashlib.sha256(arguments.traces.read_bytes()).hexdigest() if arguments.traces else None
     plan |= {"model": arguments.model_name if arguments.base_url else (arguments.model or NAME), "commit": commit()}
     try:
+        sessions = planned_sessions(arguments)
         journal = Journal(arguments.out.with_suffix(".journal"), plan)
         play_everything(arguments, configurations, sessions, journal)
     except KeyboardInterrupt:
@@ -69,7 +72,7 @@ def main() -> int:
         return 1
     result = result_file(plan, journal.plays)
     arguments.out.write_text(json.dumps(result, indent=1) + "\n")
-    out = Console()
+    out = Console(width=max(console.width, 110))  # the tables are wider than what a pipe passes for
     for table in tables(result["summary"]):
         out.print(table)
     console.print(f"written to {arguments.out}", highlight=False)

@@ -11,8 +11,6 @@ import openai
 
 from intentkv.evals.sessions import Session, Transcript, Turn, is_right
 
-ANSWER_TOKENS = 24
-STOP = "."  # an answer is one sentence: SmolLM2 says it again and again, and later copies that
 TURN_SECONDS = 300.0
 
 
@@ -66,8 +64,8 @@ def play(
             model=model,
             messages=prompt,
             temperature=0,
-            max_tokens=ANSWER_TOKENS,
-            stop=STOP,
+            max_tokens=session.answer_tokens,
+            stop=session.stop,
             extra_body=own if sglang else None,
         )
         seconds = time.monotonic() - start

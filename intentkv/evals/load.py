@@ -15,7 +15,6 @@ import openai
 from intentkv.evals.client import branch_id
 from intentkv.evals.sessions import Session, Transcript, is_right
 
-ANSWER_TOKENS = 24
 TURN_SECONDS = 900.0
 
 
@@ -116,10 +115,11 @@ async def _play_one(
                 model="default",
                 messages=messages,
                 temperature=0,
-                max_tokens=ANSWER_TOKENS,
+                max_tokens=session.answer_tokens,
+                stop=session.stop,
                 stream=True,
                 stream_options={"include_usage": True},
-                extra_body={"session_id": branch_id(session.name, turn), **extra},
+                extra_body={"session_id": branch_id(session.name, turn), "no_stop_trim": True, **extra},
             )
             async for chunk in stream:
                 usage = chunk.usage or usage

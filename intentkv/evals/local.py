@@ -29,7 +29,7 @@ class LocalModel:
         )
         return [int(token) for token in ids]
 
-    def answer(self, messages: list[Message], max_tokens: int, stop: str) -> str:
+    def answer(self, messages: list[Message], max_tokens: int, stop: str | None) -> str:
         """What the model says at temperature 0: up to its end of turn, or to a token with `stop`, which it then ends with."""
         prompt = self.tokens(messages)
         same = 0
@@ -45,7 +45,7 @@ class LocalModel:
                     break
                 said.append(token)
                 fresh = [token]
-                if stop in self._tokenizer.decode(fresh):
+                if stop is not None and stop in self._tokenizer.decode(fresh):
                     break
         return str(self._tokenizer.decode(said, skip_special_tokens=True))
 

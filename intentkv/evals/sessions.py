@@ -33,6 +33,7 @@ class Turn:
         branch: 0 is the main agent. Another number is a sub-agent, whose first turn goes on from the history that the
             main agent has at this place in the session; the main agent never sees its turns.
         rewritten: before the next turn the client rewrites the answer that this turn got (template drift).
+        recorded: the history goes on with this answer, whatever the model's was; None for the model's.
     """
 
     messages: tuple[Message, ...]
@@ -42,22 +43,30 @@ class Turn:
     as_argument: bool = False
     branch: int = 0
     rewritten: bool = False
+    recorded: str | None = None
 
 
 @dataclass(frozen=True)
 class Session:
-    """A system prompt and the turns after it, in the order they are played. `name` is family and seed."""
+    """A system prompt (or "") and the turns after it, in the order they are played. `name` is family and seed.
+
+    An answer ends with `stop` or after `answer_tokens` tokens. By default it is one sentence: SmolLM2 says it again and
+    again, and later copies that.
+    """
 
     name: str
     system: str
     turns: tuple[Turn, ...]
+    answer_tokens: int = 24
+    stop: str | None = "."
 
 
 class Transcript:
     """The histories that the client of a session holds, one a branch."""
 
     def __init__(self, session: Session) -> None:
-        self._branches: dict[int, list[Message]] = {0: [{"role": "system", "content": session.system}]}
+        main: list[Message] = [{"role": "system", "content": session.system}] if session.system else []
+        self._branches: dict[int, list[Message]] = {0: main}
 
     def ask(self, turn: Turn) -> list[Message]:
         """The whole prompt of `turn`; its messages become part of its branch."""
@@ -70,7 +79,9 @@ class Transcript:
 
         A rewritten one ends in a line break, as some clients end every message; its words stay, which SmolLM2 copies.
         """
-        kept = f"{answer.rstrip('. ')}\n" if turn.rewritten else answer
+        kept = answer if turn.recorded is None else turn.recorded
+        if turn.rewritten:
+            kept = f"{kept.rstrip('. ')}\n"
         self._branches[turn.branch].append({"role": "assistant", "content": kept})
 
 
