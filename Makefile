@@ -4,7 +4,7 @@ PYTHON ?= python3
 RUN := .venv/bin/python
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help env demo test lint format plot patches-check
+.PHONY: help env demo test lint format plot patches-check train-head
 
 help:            ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -33,6 +33,19 @@ format: .venv    ## rewrite the sources in the one format
 
 plot: .venv      ## draw the results of agent evaluations under docs/results
 	@$(RUN) scripts/plot_results.py
+
+HEAD := build/head
+TRAIN_TRACES ?= 120
+HELD_OUT_TRACES ?= 24
+
+train-head: .venv  ## train a residual head for SmolLM2-135M and compare it with the rule, on held-out sessions
+	@rm -rf $(HEAD)
+	@$(RUN) scripts/make_traces.py --world harbour --world festival --seed 1 --count $(TRAIN_TRACES) --out $(HEAD)/train.jsonl
+	@$(RUN) scripts/make_traces.py --world greenhouse --seed 1001 --count $(HELD_OUT_TRACES) --out $(HEAD)/held-out.jsonl
+	@model=$$($(RUN) -m intentkv.evals.model) && for part in train held-out; do \
+		$(RUN) scripts/build_dataset.py --traces $(HEAD)/$$part.jsonl --model $$model --out $(HEAD)/$$part || exit 1; done && \
+		$(RUN) scripts/train_residual_head.py --data $(HEAD)/train --held-out $(HEAD)/held-out --model $$model \
+		--out $(HEAD)/head.safetensors
 
 patches-check: .venv  ## compare the hooks of patches/ with the installed SGLang
 	@$(RUN) scripts/patches_check.py

@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import os
 import unicodedata
 from collections.abc import Callable, Iterable
 
@@ -81,6 +82,28 @@ def switch(raw: object) -> bool:
     if isinstance(raw, bool):
         return raw
     raise ValueError(f"expected true or false, got {shown(raw)}")
+
+
+def folder(raw: object) -> str:
+    """A check for a folder that exists or can be made, and can be written to; its absolute path. Nothing is made yet."""
+    if not isinstance(raw, str) or not raw or "\0" in raw:
+        raise ValueError(f"expected a folder, got {shown(raw)}")
+    path = os.path.abspath(raw)
+    nearest_there = path
+    while not os.path.lexists(nearest_there):
+        nearest_there = os.path.dirname(nearest_there)
+    if not os.path.isdir(nearest_there) or not os.access(nearest_there, os.W_OK | os.X_OK):
+        raise ValueError(
+            f"expected a folder that can be made and written to, got {shown(raw)}: look at {nearest_there}"
+        )
+    return path
+
+
+def file_path(raw: object) -> str:
+    """A check for the path of a file that is there; gives it absolute, since other processes may start elsewhere."""
+    if not isinstance(raw, str | os.PathLike) or not os.path.isfile(raw):
+        raise ValueError(f"expected the path of a file, got {shown(raw)}, where there is none")
+    return os.path.abspath(raw)
 
 
 def session_id(raw: object) -> str:

@@ -14,7 +14,7 @@ from intentkv import checks
 from intentkv.errors import SettingsError
 from intentkv.keep.budget import DEFAULT_BUDGET, Budget
 from intentkv.observe.call_templates import TEMPLATES, markers_of
-from intentkv.score.registry import SCORERS
+from intentkv.score.registry import HEAD_SCORER, SCORERS
 
 __all__ = [
     "Budget",
@@ -69,6 +69,12 @@ _FIELDS: dict[str, _Field] = {
     "action_template": _Field(
         _action_template, "NAME|OPEN...CLOSE", f"actkv: how calls are written: {', '.join(TEMPLATES)}, or two markers"
     ),
+    "trace": _Field(
+        checks.folder, "DIR", "write what was decided, with token ids, as JSON lines for `intentkv report`"
+    ),
+    "head": _Field(
+        checks.file_path, "FILE", f"residual head, a .safetensors file; the scorer is then {HEAD_SCORER} unless named"
+    ),
 }
 
 
@@ -88,6 +94,8 @@ class Settings:
             factor it grows by.
         lrfu_decay, top_p: ActKV's lambda, and the share of an action's attention whose entries are hits.
         action_template: how the model writes calls, see `observe.call_templates`; `auto` asks its chat template.
+        trace: folder for the trace, absolute; None writes none.
+        head: the residual head's file, absolute, or None. Whether it fits the model is checked when the model is known.
     """
 
     scorer: str = "intent"
@@ -103,10 +111,14 @@ class Settings:
     lrfu_decay: float = 0.5
     top_p: float = 0.9
     action_template: str = "auto"
+    trace: str | None = None
+    head: str | None = None
 
     def to_dict(self) -> dict[str, str | int | float]:
-        """Plain values only, so that they survive JSON and unpickling in a process that lacks this package."""
-        return {**dataclasses.asdict(self), "budget": str(self.budget)}
+        """Plain values only, so that they survive JSON and unpickling in a process that lacks this package; what is
+        None is left out."""
+        values = {**dataclasses.asdict(self), "budget": str(self.budget)}
+        return {name: value for name, value in values.items() if value is not None}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> "Settings":
@@ -138,7 +150,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     defaults = Settings().to_dict()
     for name, field in _FIELDS.items():
-        text = f"{field.help} (default: {defaults[name]})".replace("%", "%%")
+        text = f"{field.help} (default: {defaults.get(name, 'none')})".replace("%", "%%")
         group.add_argument(_flag(name), default=None, metavar=field.metavar, help=text)
     group.add_argument(
         _flag("config"), default=None, metavar="FILE", help="TOML file with the same keys; flags beat it"
@@ -202,6 +214,8 @@ def parse_request(custom_params: object, session_id: object, defaults: Settings)
     ]
     reasons: list[str] = []
     values = _check_all(entries, _REQUEST_CHECKS, "intentkv_", reasons)
+    if values.get("scorer") == HEAD_SCORER and defaults.head is None:
+        reasons.append(f"intentkv_scorer: {HEAD_SCORER} needs a server that was started with --intentkv-head")
     if session_id is not None:
         values |= _check_all([("session_id", "session", session_id)], _REQUEST_CHECKS, "", reasons)
         own = params.get("intentkv_session")
@@ -239,6 +253,10 @@ def _checked(entries: list[tuple[str, str, object]], reasons: list[str]) -> Sett
         reasons.append(
             f"budget_init: expected at most budget_max, got {first} and {most}: lower it, or raise budget_max"
         )
+    if "head" in values:
+        values = {"scorer": HEAD_SCORER, **values}
+    elif values.get("scorer") == HEAD_SCORER and not any(name == "head" for _, name, _ in entries):
+        reasons.append(f"scorer {HEAD_SCORER} reads a residual head: set --intentkv-head to its file")
     if reasons:
         raise SettingsError(reasons)
     return Settings(**values)

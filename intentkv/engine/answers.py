@@ -56,8 +56,11 @@ def _report_if_finished(req: Any) -> dict[str, Any] | None:
     state = getattr(req, KEY, None)
     if state is None or not req.finished():
         return None
-    runtime.current().metrics.finished(state)
-    return report(req, state)
+    told = report(req, state)
+    active = runtime.current()
+    active.metrics.finished(state)
+    active.trace.finished(req, state, told)
+    return told
 
 
 def take_report(

@@ -58,6 +58,7 @@ class IntentKVRadixCache(UnifiedRadixCache):
         peak: called with (request, length); the most live tokens that the request holds at once while that many are
             computed in chunks, with an event after each. Lets prompts in that are larger than the pool (see
             `admission`).
+        applied: called after each event with (request, dropped positions `[n]` int64, freed slots).
         views: told whenever a row's holes change.
         on_reset: called when everything was forgotten, so that what is kept elsewhere for sessions ends with it.
         records: what sessions have left for their next turn.
@@ -70,6 +71,7 @@ class IntentKVRadixCache(UnifiedRadixCache):
     stop: Callable[[Req], int | None] | None = None
     usable: Callable[[Req, int], int] | None = None
     peak: Callable[[Req, int], int] | None = None
+    applied: Callable[[Req, np.ndarray, int], None] | None = None
     views: LiveViews | None = None
     on_reset: Callable[[], None] | None = None
 
@@ -210,6 +212,8 @@ class IntentKVRadixCache(UnifiedRadixCache):
         row.req.intentkv.freed += freed
         for count, amount in (("events", 1), ("dropped", len(drop)), ("freed", freed)):
             self._counts[count] += amount
+        if self.applied is not None:
+            self.applied(row.req, drop, freed)
         self._show(row)
 
     def _show(self, row: Row) -> None:

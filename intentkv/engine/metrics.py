@@ -38,7 +38,7 @@ class PrometheusMetrics:
         self._evicted = Counter("intentkv_namespaces_evicted_total", "Pruned sessions lost to cache eviction")
         self._live = Gauge(
             "intentkv_live_tokens",
-            "Tokens still read by the request that finished last",
+            "Tokens that remembered sessions would still read",
             multiprocess_mode="mostrecent",
         )
         self._sessions = Gauge("intentkv_sessions", "Sessions with a record", multiprocess_mode="mostrecent")

@@ -29,17 +29,19 @@ from intentkv.engine.collected import AttentionTap, covariance_input, window_inp
 from intentkv.engine.confidence_observer import ConfidenceObserver
 from intentkv.engine.live_backends import attach_views
 from intentkv.engine.metrics import create_metrics
-from intentkv.engine.state import Pending, RequestState, Turn
+from intentkv.engine.state import Pending, RequestState, Scored, Turn
 from intentkv.engine.surprise import SurpriseObserver, lm_head_problem
+from intentkv.engine.tracing import create_trace
 from intentkv.keep import moments
 from intentkv.keep.auto_budget import AutoBudgets
 from intentkv.keep.forced import forced_mask, whole_pages
 from intentkv.keep.select import candidates, choose_drop, droppable
 from intentkv.observe.attention_mass import AttentionMass
 from intentkv.observe.segments import segment_numbers
+from intentkv.observe.spans import GLIMPSE_TOKENS, query_positions
 from intentkv.score.base import Need, ScoreInput, Scorer
 from intentkv.score.memory import QueryMemory
-from intentkv.score.registry import make_scorer
+from intentkv.score.registry import HEAD_SCORER, make_scorer
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +63,11 @@ class Runtime:
         self.memory = QueryMemory(settings.memory_decay, settings.max_sessions)
         self.metrics = create_metrics(self.cache, get_observability().enable_metrics)
         self.surprise: SurpriseObserver | None = None  # from the first request on whose scorer asks for it
+        self.trace = create_trace(settings, scheduler)
         self._scorers: dict[str, Scorer] = {}
         self._model = runner.model
+        if settings.head is not None:
+            self._scorer(HEAD_SCORER)  # now, since a file that is gone must stop the start, not a request
         self.format = message_format(scheduler.tokenizer, scheduler.server_args.chat_template)
         self._marks = token_marks(scheduler.tokenizer)
         self._rows: Tensor = scheduler.req_to_token_pool.req_to_token
@@ -80,6 +85,7 @@ class Runtime:
         self.cache.stop = self.stop
         self.cache.usable = self.usable
         self.cache.peak = self.peak
+        self.cache.applied = self.trace.applied
         self.cache.on_reset = self._forget_sessions
         attach_views(runner.attn_backend, self.views)
         self.budgets = AutoBudgets(
@@ -148,9 +154,10 @@ class Runtime:
         self._follow_confidence(state, length)
         holes = state.holes
         if self._due(state, length, holes):
-            drop = rows.droppable(self._choose(state, row, length), holes, length, self.page_size)
+            scored = self._score(state, row, length)
+            drop = self._choose(state, scored)
             if len(drop):
-                state.pending = Pending(drop, length)
+                state.pending = Pending(drop, length, scored)
                 holes = rows.merge(holes, drop)
                 self.views.set_holes(row, holes, length)
             seconds = time.perf_counter() - begin
@@ -158,12 +165,22 @@ class Runtime:
             self.metrics.scored(seconds)
         self._look_after(state, length, holes)
 
-    def _choose(self, state: RequestState, row: int, length: int) -> np.ndarray:
-        """Score the live history of a row of `length` tokens and choose what goes, `[n]` int64 ascending."""
+    def _choose(self, state: RequestState, scored: Scored) -> np.ndarray:
+        """What goes, `[n]` int64 ascending, by the scores that the history of `scored.length` tokens got."""
+        if np.isnan(scored.scores).any():
+            logger.warning("session %s: its scores are not numbers, so nothing is dropped", state.label)
+            return rows.NO_POSITIONS
+        trigger = self.settings.trigger
+        drop = choose_drop(scored.scores, scored.forced, scored.holes, state.budget, trigger, self.page_size)
+        return rows.droppable(drop, scored.holes, len(scored.forced), self.page_size)
+
+    def _score(self, state: RequestState, row: int, length: int) -> Scored:
+        """Score the live history of a row of `length` tokens."""
         forced = self._forced(state, length)
         turn = state.turn or self._turn(state, self.memory.preview)  # of an incomplete prompt: only previewed
         positions = torch.from_numpy(candidates(forced, state.holes))
         slots = self._rows[row, positions.to(self._rows.device)].long()
+        asked = torch.from_numpy(query_positions(state.spans, length, state.holes))
         scores = self._scorer(state.scorer).score(
             ScoreInput(
                 layer_keys=self._pool.get_key_buffer,
@@ -180,13 +197,10 @@ class Runtime:
                 covariance=turn.covariance,
                 layer_values=self._pool.get_value_buffer if "values" in state.needs else None,
                 keep_scores=None if state.action is None else torch.from_numpy(state.action.keep.at(positions.numpy())),
+                query_slots=self._rows[row, asked.to(self._rows.device)].long(),
             )
         )
-        host = scores.cpu().numpy()
-        if np.isnan(host).any():
-            logger.warning("session %s: its scores are not numbers, so nothing is dropped", state.label)
-            return rows.NO_POSITIONS
-        return choose_drop(host, forced, state.holes, state.budget, self.settings.trigger, self.page_size)
+        return Scored(scores.cpu().numpy(), forced, state.holes)
 
     def _turn(self, state: RequestState, remember: Callable[[str, Tensor], Tensor]) -> Turn:
         observed = state.query or state.glimpse
@@ -218,6 +232,7 @@ class Runtime:
             return rows.NO_POSITIONS
         state.pending = None
         state.events += 1
+        self.trace.decided(pending.scored)
         return pending.drop
 
     def admit(self, req: Any, start: int, holes: np.ndarray) -> None:
@@ -235,7 +250,7 @@ class Runtime:
         """
         state: RequestState = req.intentkv
         start = state.spans.query[0]
-        return start if state.turn is None and start < found < start + moments.GLIMPSE_TOKENS else found
+        return start if state.turn is None and start < found < start + GLIMPSE_TOKENS else found
 
     def stop(self, req: Any) -> int | None:
         """Length at which the prefill of a request must stop for an event; None where nothing is due before its end."""

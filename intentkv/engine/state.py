@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,14 +26,25 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Scored:
+    """What an event has seen: scores `[n]` float32, one a candidate; `[length]` forced mask; `[h]` int64 holes until then."""
+
+    scores: np.ndarray
+    forced: np.ndarray
+    holes: np.ndarray
+
+
+@dataclass(frozen=True)
 class Pending:
     """One event's decision: nobody reads `drop` any more, and the next checkpoint frees it.
 
-    drop: `[n]` int64, positions, ascending; length: tokens that the row had, all of them computed before the drop.
+    drop: `[n]` int64, positions, ascending; length: tokens that the row had, all of them computed before the drop; scored:
+    what it was decided by.
     """
 
     drop: np.ndarray
     length: int
+    scored: Scored
 
 
 @dataclass(frozen=True)
@@ -70,6 +82,7 @@ class RequestState:
     pending: Pending | None = None
     goal: int = 0  # length that the prefill computes up to, tokens
     look: int = 0  # length at which the request is looked at next for an event, tokens
+    opened: float = field(default_factory=time.monotonic)  # when the scheduler took the request in, seconds
     events: int = 0
     score_ms: float = 0.0
     holes: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from sglang.srt.environ import envs
+
+from intentkv.errors import SettingsError
 
 # Backends that read live views; any other would read tombstones as keys. All but the first: see `live_backends`.
 ATTENTION_BACKENDS = ("intentkv_cpu", "triton", "flashinfer", "fa3")
@@ -71,6 +74,11 @@ _RULES: tuple[_Rule, ...] = (
 )
 
 
+def all_refusals() -> list[str]:
+    """What no server starts with, one line each; models and attention backends are judged one by one."""
+    return [reason for _, reason in _RULES]
+
+
 def reasons_against(config: Any, *, resolved: bool = False) -> list[str]:
     """Reasons in the server arguments; `resolved` also looks at what SGLang chooses when nothing was asked for."""
     reasons = [reason for rule, reason in _RULES if rule(config)]
@@ -116,3 +124,19 @@ def reasons_against_model(server_args: Any) -> list[str]:
     if not model.is_generation:
         reasons.append(f"{name} does not generate text: there is no session to prune")
     return reasons
+
+
+def reasons_against_head(server_args: Any, head: str) -> list[str]:
+    """Reasons in a residual head's file: it cannot be read, or it was made for another model."""
+    from sglang.srt.arg_groups.model_override_base import model_config_of
+
+    from intentkv.score.head.identity import ModelIdentity
+    from intentkv.score.head.io import load_head
+
+    model = model_config_of(server_args)
+    try:
+        _, info = load_head(Path(head))
+    except SettingsError as error:
+        return [f"--intentkv-head {reason}" for reason in error.reasons]
+    served = ModelIdentity.of(str(model.model_path), model.hf_config)
+    return [f"--intentkv-head {head}: {reason}" for reason in info.model.reasons_against(served)]

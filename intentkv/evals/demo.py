@@ -1,8 +1,10 @@
 """`intentkv demo`: the same agent session on a stock server and with intentkv, turn by turn."""
 
 import argparse
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from intentkv.evals.families import FAMILIES
 from intentkv.evals.model import NAME, model_path
 from intentkv.evals.server import SMALL_POOL, ServerError, running_server, tail
 from intentkv.evals.sessions import Session, make_session
+from intentkv.report.command import write_report
+from intentkv.report.read import ReportError
 
 GPU_LINE = "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --enable-intentkv"
 Results = dict[str, list[TurnResult]]  # server name -> one result a turn
@@ -28,30 +32,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget", default="25%", help="history tokens kept: a number, or a share such as 25%%")
 
 
-def run_demo(arguments: argparse.Namespace) -> int:
-    """Plays the session on both servers, one after the other, and prints the table.
+def run(arguments: argparse.Namespace) -> int:
+    """Plays the session on both servers, one after the other, and prints the table and the path of a report.
 
     Returns the exit status: 0 done, 1 a server failed (its log's end is printed), 130 interrupted. No server outlives it.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stopped by `kill` as by Ctrl-C: servers stopped first
     console = Console(stderr=True)
     session = make_session(FAMILIES[arguments.family], arguments.seed)
-    servers = {"stock": [], "intentkv": ["--enable-intentkv", "--intentkv-budget", arguments.budget]}
+    trace = Path(tempfile.mkdtemp(prefix="trace-", dir=cache_folder("demo")))
+    servers = {
+        "stock": [],
+        "intentkv": ["--enable-intentkv", "--intentkv-budget", arguments.budget, "--intentkv-trace", str(trace)],
+    }
     results: Results = {}
     try:
         model = model_path()
         for name, flags in servers.items():
             results[name] = _play_on(name, model, flags, session, console)
+        report = write_report(trace, cache_folder("demo") / "report.html", str(model), session.name)
     except KeyboardInterrupt:
         console.print("interrupted; servers are stopped")
         return 130
-    except (ServerError, openai.OpenAIError) as error:
+    except (ServerError, openai.OpenAIError, ReportError) as error:
         console.print(f"the demo stopped: {error}", style="red", markup=False)
         return 1
+    finally:
+        shutil.rmtree(trace)
     out = Console(file=sys.stdout)
     out.print(comparison(session, results))
     for name in results:
         out.print(summary(name, results[name]))
+    out.print("\nWhat was dropped, turn by turn, in a browser:")
+    out.print(f"  {report}", highlight=False, soft_wrap=True)
     out.print("\nOn a GPU, with your own model (`intentkv doctor -- FLAGS` says first whether it can be served there):")
     out.print(f"  {GPU_LINE}", highlight=False)
     return 0

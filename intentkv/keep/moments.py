@@ -7,9 +7,8 @@ happens to end. While a prompt is computed, the scheduler is made to stop at the
 """
 
 from collections.abc import Callable
-from typing import Final
 
-GLIMPSE_TOKENS: Final = 64  # before the query is reached, the tokens before an event stand in for it
+from intentkv.observe.spans import GLIMPSE_TOKENS
 
 
 def glimpse(chunk: int | None) -> int:

@@ -10,6 +10,7 @@ from intentkv.observe.messages import Message, MessageFormat
 
 SINK_TOKENS = 4  # the first tokens draw attention whatever they say (StreamingLLM, arXiv 2309.17453)
 RAW_QUERY_TOKENS = 128  # of a prompt without messages, the end asks
+GLIMPSE_TOKENS = 64  # before the query is reached, the tokens before an event stand in for it
 GENERATION_PROMPT_TOKENS = 16  # longest known: an assistant header and an empty reasoning block
 
 
@@ -56,6 +57,19 @@ def find_spans(ids: Sequence[int] | NDArray[np.int64], fmt: MessageFormat | None
         query=_actionable(messages) or (max(0, n - RAW_QUERY_TOKENS), n),
         first_user_end=first_user_end,
     )
+
+
+def query_positions(spans: Spans, length: int, holes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Live positions of the query among the first `length` tokens, ascending int64.
+
+    The actionable span as far as it is there; before it begins, the last 64 tokens in its stead. `holes` are left out:
+    a client may come back to an earlier message that has been dropped in part.
+    """
+    start, end = spans.query
+    if start >= length:
+        start, end = max(0, length - GLIMPSE_TOKENS), length
+    positions = np.arange(start, min(end, length), dtype=np.int64)
+    return positions[~np.isin(positions, holes)]
 
 
 def _actionable(messages: list[Message]) -> tuple[int, int] | None:

@@ -1,7 +1,7 @@
 """What a scorer is given and what it must return."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch
@@ -66,6 +66,8 @@ class ScoreInput:
         query: `[L, H_q, D]` float32, this turn's Enc(q_t).
         seed: equal on all ranks and over all turns of a session.
         num_layers: L.
+        query_slots: `[q]` int64, rows in the paged keys of the tokens that `query` is the mean of, in order. May
+            be empty.
         segments: `[n]` int64 on the CPU, ascending: the sentence, line or record each candidate belongs to (see
             `intentkv.observe.segments`). Forced and dropped tokens have numbers too, so some may be missing.
         surprise: `[n]` float32, -log p of each candidate under the model itself when it was computed, in nats. 0 where that
@@ -87,6 +89,7 @@ class ScoreInput:
     seed: int
     num_layers: int
     segments: Tensor
+    query_slots: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     surprise: Tensor | None = None
     window: Window | None = None
     attention: Tensor | None = None

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from intentkv.config import Settings
     from intentkv.score.base import Scorer
 
+HEAD_SCORER = "intent-head"  # the one that reads --intentkv-head
+
 
 def _intent(settings: "Settings") -> "Scorer":
     from intentkv.score.rule import RuleScorer
@@ -27,6 +29,16 @@ def _surprise(settings: "Settings") -> "Scorer":
     from intentkv.score.surprise import SurpriseScorer
 
     return SurpriseScorer()
+
+
+def _intent_head(settings: "Settings") -> "Scorer":
+    from pathlib import Path
+
+    from intentkv.score.intent_head import IntentHeadScorer
+
+    if settings.head is None:
+        raise ValueError(f"scorer {HEAD_SCORER}: expected a head, got none: set --intentkv-head")
+    return IntentHeadScorer.from_file(Path(settings.head))
 
 
 def _streaming(settings: "Settings") -> "Scorer":
@@ -88,6 +100,7 @@ SCORERS: dict[str, "Callable[[Settings], Scorer]"] = {
     "intent-rule": _intent_rule,
     "surprise": _surprise,
     "actkv": _actkv,
+    HEAD_SCORER: _intent_head,
     "streaming": _streaming,
     "random": _random,
     "random-sentence": _random_sentence,

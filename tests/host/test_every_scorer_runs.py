@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,9 +20,11 @@ from intentkv.engine.cpu_attention import CpuAttentionBackend
 from intentkv.engine.state import RequestState
 from intentkv.observe.session import SessionKey
 from intentkv.observe.spans import Spans
+from intentkv.score.base import ScoreInput
 from intentkv.score.registry import SCORERS
 from tests.host.models import WORDS, Model, small_tokenizer
 from tests.kernels.host import DIM, H_Q, Host
+from tests.unit.heads import untrained_head
 
 PROMPT, CHUNK, TRIGGER = 100, 60, 8
 
@@ -29,7 +32,7 @@ PROMPT, CHUNK, TRIGGER = 100, 60, 8
 class Server:
     """One request on the real pool, backend and runtime, one layer and no scheduler."""
 
-    def __init__(self, scorer: str, page_size: int) -> None:
+    def __init__(self, scorer: str, page_size: int, folder: Path) -> None:
         get_context().override_server_args(attention_backend="torch_native", device="cpu").install()
         self.host = Host(page_size, torch.float32)
         runner = self.host.runner
@@ -47,7 +50,8 @@ class Server:
             page_size=page_size,
             chunked_prefill_size=CHUNK,
         )
-        settings = Settings(scorer=scorer, budget=Budget("fixed", 16), trigger=TRIGGER, recent=8)
+        head = untrained_head(folder, DIM)
+        settings = Settings(scorer=scorer, head=head, budget=Budget("fixed", 16), trigger=TRIGGER, recent=8)
         self.runtime = runtime.Runtime(settings, scheduler)
         self.state = self.runtime.states["mine"] = RequestState(
             key=SessionKey("k", "explicit"),
@@ -92,8 +96,8 @@ class Server:
 
 
 @pytest.fixture
-def served(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    made = Server(*request.param)
+def served(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Server]:
+    made = Server(*request.param, tmp_path)
     monkeypatch.setattr(runtime, "_runtime", made.runtime)
     yield made
 
@@ -126,3 +130,21 @@ def test_who_needs_nothing_pays_nothing(served: Server) -> None:
     assert served.runtime.attention is None
     assert served.runtime.surprise is None
     assert served.state.window is None and served.state.tap is None
+
+
+@pytest.mark.parametrize("served", [("streaming", 1)], indirect=True)
+def test_the_query_is_told_by_its_slots(served: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it is reached, by those of the tokens before the event; without what has been dropped."""
+    seen = []
+    scorer = served.runtime._scorer("streaming")
+
+    def score(x: ScoreInput) -> torch.Tensor:
+        seen.append(x.query_slots)
+        return type(scorer).score(scorer, x)
+
+    monkeypatch.setattr(scorer, "score", score)
+    row = served.host.rows.req_to_token[1].clone()
+    served.forward(0, CHUNK)
+    served.forward(CHUNK, PROMPT)
+    assert torch.equal(seen[0], row[:CHUNK].long())
+    assert torch.equal(seen[1], row[90:PROMPT].long())

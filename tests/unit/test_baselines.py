@@ -1,6 +1,7 @@
 """The scorers that look at no key, and the registry of all."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from intentkv.score.random import RandomScorer
 from intentkv.score.random_sentence import RandomSentenceScorer
 from intentkv.score.registry import SCORERS, make_scorer
 from intentkv.score.streaming import StreamingScorer
+from tests.unit.heads import untrained_head
 
 
 def positions_only(positions: torch.Tensor, seed: int = 0) -> ScoreInput:
@@ -46,8 +48,8 @@ def positions_only(positions: torch.Tensor, seed: int = 0) -> ScoreInput:
 
 @pytest.mark.parametrize("name", sorted(SCORERS))
 @pytest.mark.parametrize("n", [0, 1, 50])
-def test_every_scorer_returns_one_number_a_candidate(name: str, n: int) -> None:
-    scorer = make_scorer(name, Settings())
+def test_every_scorer_returns_one_number_a_candidate(name: str, n: int, tmp_path: Path) -> None:
+    scorer = make_scorer(name, Settings(head=untrained_head(tmp_path, 4)))
     x = positions_only(torch.arange(n))
     scores = scorer.score(x)
     assert scorer.name == name
@@ -63,9 +65,9 @@ def test_an_unknown_scorer_lists_the_known() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SCORERS))
-def test_a_scorer_says_what_it_was_not_given(name: str) -> None:
+def test_a_scorer_says_what_it_was_not_given(name: str, tmp_path: Path) -> None:
     """Whatever a scorer declares, and nothing else, it asks for in words when it is missing."""
-    scorer = make_scorer(name, Settings())
+    scorer = make_scorer(name, Settings(head=untrained_head(tmp_path, 4)))
     fields = {
         "surprise": "surprise",
         "window": "window",

@@ -19,7 +19,7 @@ from intentkv.config import (
     settings_from_kwargs,
 )
 from intentkv.errors import SettingsError
-from intentkv.score.registry import SCORERS
+from intentkv.score.registry import HEAD_SCORER, SCORERS
 
 
 def from_flags(*args: str) -> Settings | None:
@@ -61,6 +61,18 @@ def test_every_flag_is_read() -> None:
         *("--intentkv-max-sessions", "7", "--intentkv-recent", "0"),
     )
     assert settings == Settings("streaming", Budget("share", 12.5), 1, "mask", 0.0, 7, 0)
+
+
+def test_a_trace_folder_is_made_absolute_and_must_be_possible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = from_flags("--enable-intentkv", "--intentkv-trace", "new/traces")
+    assert settings is not None and settings.trace == str(tmp_path / "new" / "traces")
+    assert Settings.from_dict(json.loads(json.dumps(settings.to_dict()))) == settings
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "file").write_text("")
+    for bad in ("file", "file/below", "", "a\0b"):
+        (reason,) = refusal(from_flags, "--enable-intentkv", "--intentkv-trace", bad)
+        assert reason.startswith("--intentkv-trace: expected a folder")
 
 
 def test_help_names_every_scorer_and_default() -> None:
@@ -200,7 +212,7 @@ def test_budget_tokens() -> None:
 @given(
     st.builds(
         Settings,
-        scorer=st.sampled_from(sorted(SCORERS)),
+        scorer=st.sampled_from(sorted(SCORERS.keys() - {HEAD_SCORER})),
         budget=st.one_of(
             st.builds(Budget, st.just("fixed"), st.integers(1, 2**31 - 1)),
             st.builds(Budget, st.just("share"), st.floats(0, 100, exclude_min=True)),

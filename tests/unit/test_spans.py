@@ -1,11 +1,12 @@
 """The system prefix and the newest actionable span of a prompt."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from intentkv.observe.messages import MessageFormat
-from intentkv.observe.spans import GENERATION_PROMPT_TOKENS, Spans, find_spans
+from intentkv.observe.spans import GENERATION_PROMPT_TOKENS, Spans, find_spans, query_positions
 
 from . import chat_templates as templates
 from .chat_templates import ToyTokenizer, renderer
@@ -87,3 +88,18 @@ def test_spans_lie_in_the_prompt(conversation: list[dict], generation: bool) -> 
     asked = [m for m in conversation if m["role"] in ("user", "tool")]
     if asked:
         assert asked[-1]["content"] in TOKENIZER.decode(ids[slice(*spans.query)])
+
+
+def test_the_querys_live_positions_are_those_that_are_there() -> None:
+    spans = Spans(system_end=4, query=(100, 120))
+    none = np.empty(0, dtype=np.int64)
+    assert query_positions(spans, 150, none).tolist() == list(range(100, 120))
+    assert query_positions(spans, 110, none).tolist() == list(range(100, 110))
+    assert query_positions(spans, 150, np.array([7, 101, 119, 130])).tolist() == [100, *range(102, 119)]
+
+
+def test_before_the_query_begins_the_newest_tokens_stand_in_for_it() -> None:
+    spans = Spans(system_end=4, query=(100, 120))
+    none = np.empty(0, dtype=np.int64)
+    assert query_positions(spans, 90, none).tolist() == list(range(26, 90))
+    assert query_positions(spans, 30, np.array([5])).tolist() == [p for p in range(30) if p != 5]
