@@ -1,4 +1,4 @@
-"""Values that nobody can guess: what facts are worth asking for, and what filler mentions in passing."""
+"""Values that nobody can guess: those of facts, and what filler mentions in passing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Draw = Callable[[random.Random], str]
 
 
 def digits(draw: random.Random) -> str:
-    """Four digits: `4417`."""
+    """Four digits: `4417`. What facts are: SmolLM2 takes over the kind of its last answers, so that kinds do not mix well."""
     return str(draw.randrange(1000, 10000))
 
 
@@ -19,13 +19,8 @@ def code(draw: random.Random) -> str:
     return f"{letters}-{draw.randrange(100, 1000)}"
 
 
-def tag(draw: random.Random) -> str:
-    """A word and two digits: `walnut-93`."""
-    return f"{draw.choice(WORDS)}-{draw.randrange(10, 100)}"
-
-
 def person(draw: random.Random) -> str:
-    """First name and surname out of 70 each: `Nina Becker`."""
+    """First name and surname out of 70 each: `Nina Becker`. In filler only."""
     return f"{draw.choice(FIRST_NAMES)} {draw.choice(SURNAMES)}"
 
 
@@ -57,15 +52,6 @@ class Fresh:
         raise ValueError(f"the session is too large: no fresh {kind.__name__} is left; make fewer or shorter records")
 
 
-WORDS = (
-    *("amber", "maple", "cobalt", "lotus", "tiger", "falcon", "cedar", "onyx", "comet", "willow", "raven", "saffron"),
-    *("granite", "velvet", "heron", "mango", "pepper", "walnut", "coral", "juniper", "ginger", "marble", "orchid"),
-    *("cactus", "salmon", "lemon", "anchor", "violin", "meadow", "thunder", "bamboo", "canyon", "cherry", "cotton"),
-    *("crystal", "dolphin", "eagle", "ember", "feather", "forest", "garnet", "glacier", "hazel", "honey", "indigo"),
-    *("ivory", "jasmine", "lantern", "lavender", "lily", "magnet", "monsoon", "nectar", "oasis", "olive", "otter"),
-    *("panda", "pearl", "pebble", "pine", "plum", "quartz", "rabbit", "ribbon", "river", "rocket", "ruby", "sparrow"),
-    *("spruce", "sunset", "topaz", "tulip", "turtle", "valley", "vanilla", "wolf", "yarrow", "zebra"),
-)
 FIRST_NAMES = (
     *("Maria", "Elena", "Tom", "Anna", "Peter", "Julia", "Omar", "Nina", "Victor", "Clara", "Hugo", "Ruth", "Simon"),
     *("Alice", "Boris", "Diana", "Felix", "Greta", "Ivan", "Karen", "Laura", "Martin", "Oscar", "Paula", "Robert"),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from intentkv.evals.draws import Draw, Fresh, amount, code, person
+from intentkv.evals.draws import Fresh, amount, code, person
 
 DETAIL_SHARE = 0.15  # of filler sentences: names, amounts and codes of their own, as unpredictable as a fact
 
@@ -21,8 +21,8 @@ class Family:
         system: the system prompt.
         tool, titles: the tool that loads records, and the kinds of record ("morning intake ledger").
         action: the tool that takes a fact as its argument.
-        labels, objects: what facts are about, "the `door code` of the `side gate`", with the values a label has. A
-            session uses an object at most once, and a label again only when it has used all.
+        labels, objects: what facts are about, "the `door code` of the `side gate`"; their values are numbers. A session
+            uses an object at most once, and a label again only when it has used all: SmolLM2 mixes up facts that share one.
         openings, actions, reasons, closings: parts that a sentence of filler is made of.
         details: sentences of filler with `{person}`, `{amount}` and `{code}`.
         style: how a record is written: running text, a list, or a log with times.
@@ -35,7 +35,7 @@ class Family:
     tool: str
     titles: tuple[str, ...]
     action: str
-    labels: tuple[tuple[str, Draw], ...]
+    labels: tuple[str, ...]
     objects: tuple[str, ...]
     openings: tuple[str, ...]
     actions: tuple[str, ...]

@@ -11,7 +11,7 @@ import random
 import re
 from dataclasses import dataclass
 
-from intentkv.evals.draws import Draw, Fresh
+from intentkv.evals.draws import Fresh, digits
 from intentkv.evals.records import Fact, Family, record, title
 
 Message = dict[str, str]  # role, content
@@ -92,13 +92,13 @@ def make_session(
     records: int = 4,
     late: int = 4,
     facts: int = 3,
-    filler: int = 16,
+    filler: int = 12,
     forks: int = 0,
     rewrites: int = 0,
 ) -> Session:
     """A session of `records` turns that each load a record and ask, then `late` turns that only ask.
 
-    A record holds `facts` facts among `filler` sentences (500 to 800 tokens of SmolLM2 with the defaults). The
+    A record holds `facts` facts among `filler` sentences (400 to 650 tokens of SmolLM2 with the defaults). The
     first turn asks about its own record, every later one about an earlier record. Each fact is asked for once, but for
     two late questions that repeat earlier ones.
 
@@ -118,7 +118,8 @@ def make_session(
     draw = random.Random(f"{family.name} {seed}")
     fresh = Fresh(draw)
     labels = itertools.cycle(draw.sample(family.labels, len(family.labels)))
-    subjects = list(zip(labels, draw.sample(family.objects, needed), strict=False))
+    things = draw.sample(family.objects, needed)
+    subjects = [f"{label} of the {thing}" for label, thing in zip(labels, things, strict=False)]
     count = records + late
     repeat_in = draw.sample(range(records + 1, count + 1), min(REPEATS, late))
     fork_after = sorted(draw.sample(range(2, count), min(forks, count - 2)))
@@ -129,7 +130,7 @@ def make_session(
     turns: list[Turn] = []
 
     def load(number: int, path_turn: int) -> tuple[list[Message], list[Fact]]:
-        new = [_fact(*subjects.pop(), path_turn, fresh) for _ in range(facts)]
+        new = [Fact(subjects.pop(), fresh(digits), path_turn) for _ in range(facts)]
         name = title(family, number)
         return [
             {"role": "user", "content": f"Please load the {name}."},
@@ -167,11 +168,6 @@ def make_session(
             ask(messages, number + 1, branch)
             ask([], number + 2, branch)
     return Session(f"{family.name}-{seed}", family.system, tuple(turns))
-
-
-def _fact(label: tuple[str, Draw], thing: str, turn: int, fresh: Fresh) -> Fact:
-    name, kind = label
-    return Fact(f"{name} of the {thing}", fresh(kind), turn)
 
 
 def is_right(answer: str, expected: str) -> bool:

@@ -3,7 +3,6 @@
 import base64
 import random
 
-from intentkv.evals.draws import digits, person, tag
 from intentkv.evals.records import Family
 
 
@@ -56,22 +55,21 @@ CODE_REVIEW = Family(
         "performance sprint review",
     ),
     labels=(
-        ("build number", digits),
-        ("test port", digits),
-        ("error count", digits),
-        ("bug number", digits),
-        ("ticket number", digits),
-        ("advisory number", digits),
-        ("line count", digits),
-        ("release number", digits),
-        ("cache size", digits),
-        ("timeout value", digits),
-        ("job number", digits),
-        ("page count", digits),
-        ("branch name", tag),
-        ("staging password", tag),
-        ("reviewer", person),
-        ("maintainer", person),
+        "build number",
+        "test port",
+        "error count",
+        "bug number",
+        "ticket number",
+        "advisory number",
+        "line count",
+        "release number",
+        "cache size",
+        "timeout value",
+        "job number",
+        "page count",
+        "thread count",
+        "byte size",
+        "patch number",
     ),
     objects=(
         *("parser module", "login page", "email sender", "image cropper", "search index", "shopping cart"),

@@ -1,6 +1,5 @@
-"""The operations room of a small hosting company: tags, ports and people around machines and services, as a log."""
+"""The operations room of a small hosting company: numbers around machines and services, as a log."""
 
-from intentkv.evals.draws import digits, person, tag
 from intentkv.evals.records import Family
 
 OPERATIONS_LOG = Family(
@@ -23,22 +22,22 @@ OPERATIONS_LOG = Family(
         "backup verification sheet",
     ),
     labels=(
-        ("port", digits),
-        ("rack number", digits),
-        ("fan speed", digits),
-        ("pager number", digits),
-        ("ticket number", digits),
-        ("asset number", digits),
-        ("purchase order", digits),
-        ("process id", digits),
-        ("firmware build", digits),
-        ("cable length", digits),
-        ("room code", digits),
-        ("batch size", digits),
-        ("root password", tag),
-        ("branch name", tag),
-        ("tank level", digits),
-        ("auditor", person),
+        "port",
+        "rack number",
+        "fan speed",
+        "pager number",
+        "ticket number",
+        "asset number",
+        "purchase order",
+        "process id",
+        "firmware build",
+        "cable length",
+        "room code",
+        "batch size",
+        "tank level",
+        "user count",
+        "badge number",
+        "queue length",
     ),
     objects=(
         *("checkout service", "tape robot", "billing hotfix", "jump host", "diesel generator", "battery room"),

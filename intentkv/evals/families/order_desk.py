@@ -1,6 +1,5 @@
-"""The order desk of a furniture warehouse: codes and people around deliveries and repairs, in running text."""
+"""The order desk of a furniture warehouse: numbers around deliveries and repairs, in running text."""
 
-from intentkv.evals.draws import digits, person, tag
 from intentkv.evals.records import Family
 
 ORDER_DESK = Family(
@@ -23,22 +22,21 @@ ORDER_DESK = Family(
         "stock count protocol",
     ),
     labels=(
-        ("door code", digits),
-        ("serial number", digits),
-        ("phone extension", digits),
-        ("mileage", digits),
-        ("claim number", digits),
-        ("invoice number", digits),
-        ("permit number", digits),
-        ("meter reading", digits),
-        ("customer number", digits),
-        ("model year code", digits),
-        ("shelf number", digits),
-        ("pallet number", digits),
-        ("storage tag", tag),
-        ("alarm password", tag),
-        ("inspector", person),
-        ("painter", person),
+        "door code",
+        "serial number",
+        "phone extension",
+        "mileage",
+        "claim number",
+        "invoice number",
+        "permit number",
+        "meter reading",
+        "customer number",
+        "model year code",
+        "shelf number",
+        "pallet number",
+        "lock code",
+        "truck number",
+        "stock count",
     ),
     objects=(
         *("velvet armchair", "harbour container", "oak table", "cracked vase", "blue crate", "side gate"),
