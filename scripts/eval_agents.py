@@ -72,7 +72,7 @@ def main() -> int:
         return 1
     result = result_file(plan, journal.plays)
     arguments.out.write_text(json.dumps(result, indent=1) + "\n")
-    out = Console(width=max(console.width, 110))  # the tables are wider than what a pipe passes for
+    out = Console(width=max(console.width, 130))  # the tables are wider than what a pipe passes for
     for table in tables(result["summary"]):
         out.print(table)
     console.print(f"written to {arguments.out}", highlight=False)
@@ -115,12 +115,12 @@ def play_everything(
 ) -> None:
     """One server a layout, one after the other; a layout of which all is in the journal gets none."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
+    hour = 3600.0  # a play takes long: the estimate of what remains is over the last hour of them
+    with Progress(*columns, TimeRemainingColumn(), console=console, speed_estimate_period=hour) as progress:
         for layout, group in configurations.items():
-            total = len(group) * len(sessions)
-            task = progress.add_task(layout, total=total)
-            if all(journal.has(configuration.key, session.name) for configuration in group for session in sessions):
-                progress.update(task, completed=total)
+            held = sum(journal.has(configuration.key, session.name) for configuration in group for session in sessions)
+            task = progress.add_task(layout, total=len(group) * len(sessions), completed=held)
+            if held == len(group) * len(sessions):
                 continue
             with ExitStack() as stack:
                 url = arguments.base_url or stack.enter_context(own_server(arguments, layout)).url
@@ -145,6 +145,10 @@ def own_server(arguments: argparse.Namespace, layout: str) -> AbstractContextMan
 
 def show_progress(progress: Progress, task: TaskID, configuration: str, session: str) -> None:
     progress.update(task, advance=1, description=f"{configuration} {session}")
+    if not console.is_terminal:  # where no bar is drawn, a line in the log
+        about = progress.tasks[task]
+        left = "" if about.time_remaining is None else f", about {about.time_remaining / 60:.0f} min left"
+        console.print(f"{about.completed:.0f} of {about.total:.0f}: {configuration} {session}{left}", highlight=False)
 
 
 if __name__ == "__main__":

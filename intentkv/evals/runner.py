@@ -21,7 +21,7 @@ def play_all(
     model: str = "default",
     finished: Callable[[str, str], None] = lambda configuration, session: None,
 ) -> None:
-    """Adds to `journal` what it does not hold yet; `finished` is called with configuration and session after each.
+    """Adds to `journal` what it does not hold yet; `finished` is called with configuration and session after each play.
 
     The full cache must be in the journal or come first in `configurations`: budgets are shares of the tokens that the
     sessions end with there. Every play begins with an empty cache, so none finds what another one computed, and a run
@@ -40,7 +40,7 @@ def play_all(
                     raise ValueError(f"{url} is no SGLang server: {configuration.key} cannot be asked of it")
                 turns = _play_one(session, url, model, params, sglang)
                 journal.add({"configuration": configuration.key, "session": session.name, "turns": turns})
-            finished(configuration.key, session.name)
+                finished(configuration.key, session.name)
 
 
 def mean_final_tokens(journal: Journal, sessions: Sequence[str]) -> float:
