@@ -55,10 +55,12 @@ def main() -> int:
                 *(f"{tokens:,}", f"{time.monotonic() - start:.0f}"),
             )
             console.print(f"{session.name}: {sum(right)} of {len(right)}", highlight=False)
-    Console().print(table)
-    below = [name for name, result in results.items() if result["right"] < ENOUGH * result["of"]]
-    total = sum(result["right"] for result in results.values()) / sum(result["of"] for result in results.values())
-    print(f"all: {total:.1%}; below {ENOUGH:.0%}: {', '.join(below) or 'none'}")
+    Console(width=max(console.width, 110)).print(table)
+    for family in dict.fromkeys(name.rpartition("-")[0] for name in results):
+        own = [result for name, result in results.items() if name.rpartition("-")[0] == family]
+        right, of = sum(result["right"] for result in own), sum(result["of"] for result in own)
+        verdict = "calibrated" if right >= ENOUGH * of else f"below {ENOUGH:.0%}"
+        print(f"{family}: {right} of {of} right ({len(own)} sessions): {verdict}")
     if arguments.json:
         print(json.dumps(results))
     return 0
