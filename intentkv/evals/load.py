@@ -12,9 +12,9 @@ from typing import Any
 
 import openai
 
-from intentkv.evals.sessions import Message, Session, is_right
+from intentkv.evals.client import branch_id
+from intentkv.evals.sessions import Session, Transcript, is_right
 
-ANSWER_TOKENS = 24
 TURN_SECONDS = 900.0
 
 
@@ -103,9 +103,9 @@ async def _play_one(
     finished: Callable[[], None],
     extra: dict[str, Any],
 ) -> None:
-    messages: list[Message] = [{"role": "system", "content": session.system}]
+    transcript = Transcript(session)
     for number, turn in enumerate(session.turns, start=1):
-        messages += turn.messages
+        messages: Any = transcript.ask(turn)
         asked = time.monotonic() - begin
         times: list[float] = []
         pieces: list[str] = []
@@ -115,10 +115,11 @@ async def _play_one(
                 model="default",
                 messages=messages,
                 temperature=0,
-                max_tokens=ANSWER_TOKENS,
+                max_tokens=session.answer_tokens,
+                stop=session.stop,
                 stream=True,
                 stream_options={"include_usage": True},
-                extra_body={"session_id": session.name, **extra},
+                extra_body={"session_id": branch_id(session.name, turn), "no_stop_trim": True, **extra},
             )
             async for chunk in stream:
                 usage = chunk.usage or usage
@@ -143,7 +144,7 @@ async def _play_one(
             )
         )
         finished()
-        messages.append({"role": "assistant", "content": answer})
+        transcript.answered(turn, answer)
 
 
 def _watch_pool(url: str, result: LoadResult, stop: threading.Event) -> None:

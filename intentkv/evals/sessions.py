@@ -1,63 +1,22 @@
 """Generated agent sessions: an agent loads records through a tool, and is asked about them turns later.
 
 A session is fixed by (family, seed). Which facts are asked, and when, is drawn from the seed, so nothing in a record tells
-what will be needed; more than half of the facts that the records hold are never asked for.
+what will be needed; about half of the facts that the records hold are never asked for.
 """
+
+from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+import re
 from dataclasses import dataclass
 
+from intentkv.evals.draws import Fresh, digits
+from intentkv.evals.records import Fact, Family, record, title
+
 Message = dict[str, str]  # role, content
-
-
-@dataclass(frozen=True)
-class Kind:
-    """Something that has a value in this world: `what` ("code for the side gate"), and how an unpredictable one is drawn."""
-
-    what: str
-    draw: Callable[[random.Random], str]
-
-
-@dataclass(frozen=True)
-class Family:
-    """A world that sessions are made in.
-
-    Attributes:
-        system: the system prompt.
-        tool, titles: the tool's name, and the kinds of record it loads ("morning intake ledger").
-        kinds: what facts are about; each comes up at most once in a session.
-        openings, actions, reasons, closings: parts that a sentence of filler is made of.
-    """
-
-    name: str
-    system: str
-    tool: str
-    titles: tuple[str, ...]
-    kinds: tuple[Kind, ...]
-    openings: tuple[str, ...]
-    actions: tuple[str, ...]
-    reasons: tuple[str, ...]
-    closings: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Fact:
-    """`what` has `value`; a record shows it in turn `turn` (from 1)."""
-
-    what: str
-    value: str
-    turn: int
-
-    @property
-    def statement(self) -> str:
-        """As a record puts it: said and confirmed, because SmolLM2 rarely finds what was said once 3k tokens ago."""
-        return f"The {self.what} is {self.value}. To confirm, the {self.what} is {self.value}."
-
-    @property
-    def question(self) -> str:
-        return f"What is the {self.what}?"
+ARGUMENT_SHARE = 0.25  # of the questions: they want a tool call with the fact as its argument
+REPEATS = 2  # late questions that were asked before
 
 
 @dataclass(frozen=True)
@@ -68,103 +27,150 @@ class Turn:
         messages: the load of a record (user, assistant with the call, tool) if this turn loads one; then the question.
         expected: what a right answer contains.
         age: turns since the answer was shown; 0 in the turn that loads it.
-        asked_before: the same question was asked in an earlier turn.
+        asked_before: the same fact was asked for in an earlier turn.
+        as_argument: the question wants a tool call with the fact as its argument. A model that says the fact instead,
+            as SmolLM2 does, is right too: the value has to be there literally either way.
+        branch: 0 is the main agent. Another number is a sub-agent, whose first turn goes on from the history that the
+            main agent has at this place in the session; the main agent never sees its turns.
+        rewritten: before the next turn the client rewrites the answer that this turn got (template drift).
+        recorded: the history goes on with this answer, whatever the model's was; None for the model's.
     """
 
     messages: tuple[Message, ...]
     expected: str
     age: int
     asked_before: bool
+    as_argument: bool = False
+    branch: int = 0
+    rewritten: bool = False
+    recorded: str | None = None
 
 
 @dataclass(frozen=True)
 class Session:
-    """A system prompt and the turns after it. `name` is family and seed."""
+    """A system prompt (or "") and the turns after it, in the order they are played. `name` is family and seed.
+
+    An answer ends with `stop` or after `answer_tokens` tokens. By default it is one sentence: SmolLM2 says it again and
+    again, and later copies that.
+    """
 
     name: str
     system: str
     turns: tuple[Turn, ...]
+    answer_tokens: int = 24
+    stop: str | None = "."
+
+
+class Transcript:
+    """The histories that the client of a session holds, one a branch."""
+
+    def __init__(self, session: Session) -> None:
+        main: list[Message] = [{"role": "system", "content": session.system}] if session.system else []
+        self._branches: dict[int, list[Message]] = {0: main}
+
+    def ask(self, turn: Turn) -> list[Message]:
+        """The whole prompt of `turn`; its messages become part of its branch."""
+        history = self._branches.setdefault(turn.branch, list(self._branches[0]))
+        history += turn.messages
+        return list(history)
+
+    def answered(self, turn: Turn, answer: str) -> None:
+        """Adds the answer to `turn`, right or wrong, as the client keeps it.
+
+        A rewritten one ends in a line break, as some clients end every message; its words stay, which SmolLM2 copies.
+        """
+        kept = answer if turn.recorded is None else turn.recorded
+        if turn.rewritten:
+            kept = f"{kept.rstrip('. ')}\n"
+        self._branches[turn.branch].append({"role": "assistant", "content": kept})
 
 
 def make_session(
-    family: Family, seed: int, *, records: int = 5, late: int = 5, facts: int = 4, filler: int = 14
+    family: Family,
+    seed: int,
+    *,
+    records: int = 4,
+    late: int = 4,
+    facts: int = 3,
+    filler: int = 12,
+    forks: int = 0,
+    rewrites: int = 0,
 ) -> Session:
     """A session of `records` turns that each load a record and ask, then `late` turns that only ask.
 
-    A record holds `facts` facts among `filler` sentences (about 600 tokens of SmolLM2 with the defaults, 3k and more in all). The first turn
-    asks about its own record, every later one about an earlier record; each fact is asked once, but for one late
-    question that repeats the first.
+    A record holds `facts` facts among `filler` sentences (400 to 650 tokens of SmolLM2 with the defaults). The
+    first turn asks about its own record, every later one about an earlier record. Each fact is asked for once, but for
+    two late questions that repeat earlier ones.
+
+    Args:
+        forks: sub-agents, each of two turns: it loads a record of its own and asks for a fact of the main agent's, then
+            for another.
+        rewrites: answers of the main agent that the client rewrites before the next turn.
+
+    Raises:
+        ValueError: the family has too few objects for so many facts.
     """
+    needed = (records + forks) * facts
+    if needed > len(family.objects):
+        raise ValueError(
+            f"{family.name} has {len(family.objects)} objects, but {needed} facts are asked for: make fewer"
+        )
     draw = random.Random(f"{family.name} {seed}")
-    kinds = draw.sample(family.kinds, records * facts)
+    fresh = Fresh(draw)
+    labels = itertools.cycle(draw.sample(family.labels, len(family.labels)))
+    things = draw.sample(family.objects, needed)
+    subjects = [f"{label} of the {thing}" for label, thing in zip(labels, things, strict=False)]
+    count = records + late
+    repeat_in = draw.sample(range(records + 1, count + 1), min(REPEATS, late))
+    fork_after = sorted(draw.sample(range(2, count), min(forks, count - 2)))
+    rewrite_in = draw.sample(range(1, count), min(rewrites, count - 1))
     told: list[Fact] = []
-    asked: list[Fact] = []
+    asked: list[Fact] = []  # by the main agent
+    taken: list[Fact] = []  # by a sub-agent
     turns: list[Turn] = []
-    repeat_in = draw.randrange(records + 2, records + late + 1)
-    for number in range(1, records + late + 1):
+
+    def load(number: int, path_turn: int) -> tuple[list[Message], list[Fact]]:
+        new = [Fact(subjects.pop(), fresh(digits), path_turn) for _ in range(facts)]
+        name = title(family, number)
+        return [
+            {"role": "user", "content": f"Please load the {name}."},
+            {"role": "assistant", "content": f'{family.tool}("{name}")'},
+            {"role": "tool", "content": record(family, number, new, filler, draw, fresh)},
+        ], new
+
+    def ask(messages: list[Message], path_turn: int, branch: int, again: bool = False) -> None:
+        new = [f for f in told if f not in asked + taken and (f.turn < path_turn or path_turn == 1)]
+        fact = draw.choice(asked if again or not new else new)
+        as_argument = draw.random() < ARGUMENT_SHARE
+        question = f"{fact.question} We need it for {family.action}." if as_argument else fact.question
+        turns.append(
+            Turn(
+                messages=(*messages, {"role": "user", "content": question}),
+                expected=fact.value,
+                age=path_turn - fact.turn,
+                asked_before=fact in asked,
+                as_argument=as_argument,
+                branch=branch,
+                rewritten=branch == 0 and path_turn in rewrite_in,
+            )
+        )
+        (taken if branch else asked).append(fact)
+
+    for number in range(1, count + 1):
         messages: list[Message] = []
         if number <= records:
-            new = [Fact(kind.what, kind.draw(draw), number) for kind in (kinds.pop() for _ in range(facts))]
-            messages += _load(family, number, new, filler, draw)
+            messages, new = load(number, number)
             told += new
-        open_facts = [f for f in told if f not in asked and (f.turn < number or number == 1)]
-        fact = asked[0] if number == repeat_in else draw.choice(open_facts)
-        messages.append({"role": "user", "content": fact.question})
-        turns.append(Turn(tuple(messages), fact.value, number - fact.turn, fact in asked))
-        asked.append(fact)
+        ask(messages, number, 0, again=number in repeat_in)
+        if number in fork_after:
+            branch = fork_after.index(number) + 1
+            messages, _ = load(records + branch, number + 1)
+            ask(messages, number + 1, branch)
+            ask([], number + 2, branch)
     return Session(f"{family.name}-{seed}", family.system, tuple(turns))
 
 
 def is_right(answer: str, expected: str) -> bool:
-    """Whether `answer` contains `expected`, whatever the case."""
-    return expected.lower() in answer.lower()
-
-
-def _load(family: Family, number: int, facts: list[Fact], filler: int, draw: random.Random) -> list[Message]:
-    """The three messages by which record `number` enters the session: request, call, tool output."""
-    title = family.titles[(number - 1) % len(family.titles)]
-    sentences = _filler(family, filler, draw)
-    for fact in facts:
-        sentences.insert(draw.randrange(1, len(sentences)), fact.statement)
-    record = f"{title.capitalize()}, entry {draw.randrange(1000, 9999)}. " + " ".join(sentences)
-    return [
-        {"role": "user", "content": f"Please load the {title}."},
-        {"role": "assistant", "content": f'{family.tool}("{title}")'},
-        {"role": "tool", "content": record},
-    ]
-
-
-def _filler(family: Family, count: int, draw: random.Random) -> list[str]:
-    """`count` sentences of which no two share more than a part; each part comes up about equally often."""
-    parts = (family.openings, family.actions, family.reasons, family.closings)
-    decks = [itertools.cycle(draw.sample(part, len(part))) for part in parts]
-    return ["{} {} {}, {}.".format(*(next(deck) for deck in decks)) for _ in range(count)]
-
-
-def code(draw: random.Random) -> str:
-    """Two letters and three digits: `KX-402`."""
-    letters = "".join(draw.choice("ABCDEFGHJKLMNPQRSTVWXYZ") for _ in range(2))
-    return f"{letters}-{draw.randrange(100, 1000)}"
-
-
-def amount(draw: random.Random) -> str:
-    """Whole dollars: `$183`."""
-    return f"${draw.randrange(20, 1000)}"
-
-
-def person(draw: random.Random) -> str:
-    """A surname out of thirty."""
-    return draw.choice(SURNAMES)
-
-
-def digits(draw: random.Random) -> str:
-    """Four digits: an extension, a combination."""
-    return str(draw.randrange(1000, 10000))
-
-
-SURNAMES = (
-    *("Abernathy", "Bellweather", "Castellan", "Drummond", "Eastwick", "Farrow", "Galloway", "Hathersage", "Ingleby"),
-    *("Jarrow", "Kingsley", "Lockhart", "Merriman", "Northcott", "Okafor", "Pemberton", "Quintero", "Ravenhill"),
-    *("Tremaine", "Underwood", "Vandermeer", "Whitlock", "Yarborough", "Zimmerman", "Ashgrove", "Blackwood"),
-    *("Cranfield", "Dunmore", "Ellsworth", "Fairbanks"),
-)
+    """Whether `answer` contains `expected` as a whole, not as a part of another number or word; case does not matter."""
+    plain = re.sub(r"(?<=\d),(?=\d{3})", "", answer)  # 4,417 is 4417
+    return re.search(rf"(?<![\w-]){re.escape(expected)}(?![\w-])", plain, re.IGNORECASE) is not None

@@ -68,7 +68,7 @@ def test_right_answers_about_what_is_kept(tmp_path: Path, servers: Any) -> None:
     with running_server(model_path(), flags, tmp_path / "server.log") as server:
         messages: list[dict[str, str]] = []
         for seed in range(8):
-            turn = make_session(FAMILIES["order-desk"], seed).turns[0]
+            turn = make_session(FAMILIES["order-desk"], seed, filler=18).turns[0]
             record, question = turn.messages[2]["content"], turn.messages[3]["content"]
             messages.append({"role": "user", "content": f"{record}\n\n{question}"})
             status, answer = chat(server, messages, "records")

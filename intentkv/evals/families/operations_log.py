@@ -1,14 +1,16 @@
-"""The operations room of a small hosting company: tags, costs and people around machines and services."""
+"""The operations room of a small hosting company: numbers around machines and services, as a log."""
 
-from intentkv.evals.sessions import Family, Kind, amount, code, digits, person
+from intentkv.evals.records import Family
 
 OPERATIONS_LOG = Family(
     name="operations-log",
     system=(
         "You are the assistant of an operations room. Answer each question from the logs that the tool fetched, in one "
-        "short sentence, and copy names, codes and amounts exactly."
+        "short sentence, and copy names and codes exactly."
     ),
     tool="fetch_log",
+    action="page_engineer",
+    style="log",
     titles=(
         "overnight incident log",
         "deployment journal",
@@ -19,28 +21,31 @@ OPERATIONS_LOG = Family(
         "security rounds log",
         "backup verification sheet",
     ),
-    kinds=(
-        Kind("rollback tag for the checkout service", code),
-        Kind("asset tag of the tape robot", code),
-        Kind("branch of the billing hotfix", code),
-        Kind("fingerprint of the jump host", code),
-        Kind("voucher for the cloud credits", code),
-        Kind("door code of the battery room", code),
-        Kind("price of the new firewall", amount),
-        Kind("monthly cost of the archive", amount),
-        Kind("penalty for the Sunday outage", amount),
-        Kind("invoice for the diesel delivery", amount),
-        Kind("refund from the transit provider", amount),
-        Kind("cost of the expired domain", amount),
-        Kind("fee for the security audit", amount),
-        Kind("engineer on call for payments", person),
-        Kind("contact at the power company", person),
-        Kind("owner of the legacy printer queue", person),
-        Kind("lead of the storage upgrade", person),
-        Kind("port of the metrics exporter", digits),
-        Kind("extension of the control room", digits),
-        Kind("speed of the exhaust fan", digits),
-        Kind("channel of the incident radio", digits),
+    labels=(
+        "port",
+        "rack number",
+        "fan speed",
+        "pager number",
+        "ticket number",
+        "asset number",
+        "purchase order",
+        "process id",
+        "firmware build",
+        "cable length",
+        "room code",
+        "batch size",
+        "tank level",
+        "user count",
+        "badge number",
+        "queue length",
+    ),
+    objects=(
+        *("checkout service", "tape robot", "billing hotfix", "jump host", "diesel generator", "battery room"),
+        *("payroll server", "printer queue", "metrics exporter", "exhaust fan", "search cluster", "mail gateway"),
+        *("photo archive", "weather feed", "login page", "video encoder", "coffee machine", "fire alarm"),
+        *("loading dock", "map renderer", "customer portal", "fibre uplink", "night backup", "test laboratory"),
+        *("spam filter", "clock server", "wiki mirror", "camera system", "water sensor", "voice bridge"),
+        *("music library", "parking barrier", "ticket kiosk", "garden sensor", "chat relay", "newsletter job"),
     ),
     openings=(
         "The duty engineer",
@@ -105,5 +110,13 @@ OPERATIONS_LOG = Family(
         "though users did not notice anything",
         "and the checklist was signed off",
         "which matched what the drill had shown",
+    ),
+    details=(
+        "{person} approved {amount} for new disks under request {code}.",
+        "The carrier billed {amount} for the line {code}, which {person} disputed.",
+        "{person} closed incident {code} after the loss was put at {amount}.",
+        "Change {code} was reverted by {person} and cost {amount} in credits.",
+        "{person} found cabinet {code} unlocked, with tools worth {amount} in it.",
+        "The courier handed {person} the parcel {code}, insured for {amount}.",
     ),
 )

@@ -1,14 +1,16 @@
-"""The order desk of a furniture warehouse: codes, amounts and people around deliveries and repairs."""
+"""The order desk of a furniture warehouse: numbers around deliveries and repairs, in running text."""
 
-from intentkv.evals.sessions import Family, Kind, amount, code, digits, person
+from intentkv.evals.records import Family
 
 ORDER_DESK = Family(
     name="order-desk",
     system=(
         "You are the assistant of a warehouse order desk. Answer each question from the records that the tool loaded, "
-        "in one short sentence, and copy names, codes and amounts exactly."
+        "in one short sentence, and copy names and codes exactly."
     ),
     tool="load_record",
+    action="print_label",
+    style="prose",
     titles=(
         "morning intake ledger",
         "loading bay journal",
@@ -19,29 +21,30 @@ ORDER_DESK = Family(
         "carrier exchange file",
         "stock count protocol",
     ),
-    kinds=(
-        Kind("code for the side gate", code),
-        Kind("claim number for the broken mirror", code),
-        Kind("label on the blue crate", code),
-        Kind("release number of the harbour container", code),
-        Kind("voucher for the hotel guests", code),
-        Kind("reference of the bank transfer", code),
-        Kind("permit for the street parking", code),
-        Kind("ticket for the lost umbrella", code),
-        Kind("price of the velvet armchair", amount),
-        Kind("deposit for the oak table", amount),
-        Kind("repair bill for the forklift", amount),
-        Kind("refund for the cracked vase", amount),
-        Kind("cost of the new awning", amount),
-        Kind("fine for the blocked driveway", amount),
-        Kind("rent of the corner garage", amount),
-        Kind("inspector from the insurance company", person),
-        Kind("painter of the large mural", person),
-        Kind("new owner of the piano", person),
-        Kind("combination of the office safe", digits),
-        Kind("telephone extension of the workshop", digits),
-        Kind("membership number of the choir", digits),
-        Kind("mileage of the delivery van", digits),
+    labels=(
+        "door code",
+        "serial number",
+        "phone extension",
+        "mileage",
+        "claim number",
+        "invoice number",
+        "permit number",
+        "meter reading",
+        "customer number",
+        "model year code",
+        "shelf number",
+        "pallet number",
+        "lock code",
+        "truck number",
+        "stock count",
+    ),
+    objects=(
+        *("velvet armchair", "harbour container", "oak table", "cracked vase", "blue crate", "side gate"),
+        *("corner garage", "wedding piano", "delivery van", "broken mirror", "large mural", "office safe"),
+        *("school library", "lost umbrella", "marble fountain", "garden swing", "copper kettle", "silk carpet"),
+        *("hotel laundry", "cello case", "wine cellar", "church organ", "glass lantern", "fishing boat"),
+        *("steel staircase", "theatre curtain", "bakery oven", "greenhouse roof", "antique globe", "leather sofa"),
+        *("bronze statue", "chess cabinet", "paper kite", "rocking horse", "brass telescope", "canvas tent"),
     ),
     openings=(
         "The forklift operator",
@@ -106,5 +109,13 @@ ORDER_DESK = Family(
         "though the weather made it less pleasant",
         "and everything was back in place by closing time",
         "which surprised those who had seen it last year",
+    ),
+    details=(
+        "{person} paid {amount} for the transport and signed the slip with number {code}.",
+        "A parcel for {person} arrived under waybill {code} and was charged {amount}.",
+        "The insurance offered {amount}, which {person} refused in letter {code}.",
+        "{person} asked why form {code} listed {amount} instead of the agreed sum.",
+        "The spare part {code} was ordered by {person} at {amount} plus tax.",
+        "{person} returned {amount} from the petty cash and filed receipt {code}.",
     ),
 )

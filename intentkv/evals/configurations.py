@@ -1,0 +1,56 @@
+"""What an evaluation compares: the full cache, and every scorer at every budget under every layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+FULL = "full"
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One way of serving a session.
+
+    Attributes:
+        scorer: None for the full cache.
+        percent: the budget as a share of the mean number of tokens that the sessions have at their end with the full
+            cache. It is the same number for every turn of every session: a share of what a turn has would drop from the
+            first turn on, and could not be compared with what a fixed budget drops.
+        layout: of the server.
+    """
+
+    scorer: str | None
+    percent: float
+    layout: str
+
+    @property
+    def key(self) -> str:
+        """`full`, or `scorer@budget`; a layout other than the default one is named too: `snapkv@25%/mask`."""
+        if self.scorer is None:
+            return FULL
+        budget = f"{self.scorer}@{self.percent:g}%"
+        return budget if self.layout == "reclaim" else f"{budget}/{self.layout}"
+
+    def params(self, mean_final: float) -> dict[str, Any]:
+        """Custom parameters of every request; `mean_final`: tokens that the sessions have at their end, on average.
+
+        The budget is that of the history: system prompt, newest message and recent tail come on top of it.
+        """
+        if self.scorer is None:
+            return {"intentkv_enabled": False}
+        tokens = max(1, round(mean_final * self.percent / 100))
+        return {"intentkv_scorer": self.scorer, "intentkv_budget": tokens}
+
+
+def by_layout(
+    scorers: Sequence[str], percents: Sequence[float], layouts: Sequence[str]
+) -> dict[str, list[Configuration]]:
+    """The configurations that each layout's server plays, in order. The full cache comes first, once."""
+    plan = {
+        layout: [Configuration(scorer, percent, layout) for scorer in scorers for percent in percents]
+        for layout in layouts
+    }
+    plan[layouts[0]].insert(0, Configuration(None, 100, layouts[0]))
+    return plan

@@ -1,0 +1,59 @@
+"""Where a result comes from: what every file under docs/results/ says about itself."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("intentkv", "sglang", "torch", "transformers")
+
+
+def provenance() -> dict[str, Any]:
+    """Command, commit ("-dirty" where tracked files differ from it), versions and machine of this process."""
+    return {
+        "command": shlex.join(["python", _relative(sys.argv[0]), *sys.argv[1:]]),
+        "commit": commit(),
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "machine": {"cpu": _processor(), "cores": os.cpu_count(), "system": platform.system()},
+    }
+
+
+def commit() -> str | None:
+    """The commit of the checkout that this file is in; None for an installed package."""
+    root = Path(__file__).resolve().parents[2]
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _relative(path: str) -> str:
+    """`path` from the root of the checkout, so that no folder of this machine gets into a file."""
+    root = Path(__file__).resolve().parents[2]
+    full = Path(path).resolve()
+    return str(full.relative_to(root)) if full.is_relative_to(root) else full.name
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    """The processor's name as Linux gives it, else the architecture."""
+    info = Path("/proc/cpuinfo")
+    names = (
+        [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        if info.exists()
+        else []
+    )
+    return names[0] if names else platform.machine()
