@@ -4,7 +4,7 @@ PYTHON ?= python3
 RUN := .venv/bin/python
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help env demo test lint format plot patches-check train-head
+.PHONY: help env demo test test-gpu lint format bench plot patches-check train-head
 
 help:            ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -30,6 +30,9 @@ lint: .venv      ## ruff, mypy and the import contract
 format: .venv    ## rewrite the sources in the one format
 	@$(RUN) -m ruff check --fix .
 	@$(RUN) -m ruff format .
+
+bench: .venv     ## every benchmark in a small configuration: results and plots under docs/results
+	@$(RUN) scripts/bench.py
 
 plot: .venv      ## draw the results of agent evaluations under docs/results
 	@$(RUN) scripts/plot_results.py

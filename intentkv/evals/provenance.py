@@ -7,6 +7,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from typing import Any
 PACKAGES = ("intentkv", "sglang", "torch", "transformers")
 
 
-def provenance() -> dict[str, Any]:
-    """Command, commit ("-dirty" where tracked files differ from it), versions and machine of this process."""
+def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
+    """Command, commit ("-dirty" where tracked files differ from it), versions and machine; this process's own command by default."""
+    script, *arguments = sys.argv if command is None else command
     return {
-        "command": shlex.join(["python", _relative(sys.argv[0]), *sys.argv[1:]]),
+        "command": shlex.join(["python", _relative(script), *arguments]),
         "commit": commit(),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
         "machine": {"cpu": _processor(), "cores": os.cpu_count(), "system": platform.system()},

@@ -30,7 +30,7 @@ def rankings(head: ResidualHead | None) -> dict[str, Callable[[Example], Tensor]
     named: dict[str, Callable[[Example], Tensor]] = {
         "recency": lambda example: example.row.positions.float(),
         "rule (intent-rule)": lambda example: example.row.rule,
-        "rule, rescaled (intent)": lambda example: example.row.rescaled,
+        "rule, rescaled (intent-rescaled)": lambda example: example.row.rescaled,
     }
     if head is not None:
         named["rule + head (intent-head)"] = lambda example: head_scores(head, example)

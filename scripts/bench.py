@@ -1,0 +1,79 @@
+"""Every benchmark once, in a small configuration, with its result under docs/results/ and the plots drawn anew.
+
+    python scripts/bench.py                       # all, one after the other: under 40 minutes on two cores
+    python scripts/bench.py serving_quarter score # some
+
+A result names the command that made it, its commit, versions and machine. Run it on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from intentkv.evals.provenance import provenance
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "docs" / "results"
+
+# Each prints its table, and its figures as one JSON object on the last line.
+PRINTED = {
+    "reclaim": ["sim_reclaim.py"],
+    "attention": ["bench_attention.py"],
+    "kernels": ["bench_kernels.py", "--op", "compact,recover"],
+    "score": ["bench_score.py"],
+    "decode": ["bench_decode.py"],
+    "overhead": ["bench_overhead.py"],
+    "serving_quarter": ["bench_serving.py", "--agents", "8", "--pool", "quarter"],
+    "serving_ample": ["bench_serving.py", "--agents", "8", "--pool", "ample"],
+}
+# These write their own file.
+WRITTEN = {
+    "ablation": ["ablate_scores.py", "--sessions", "20"],
+    "agents": ["eval_agents.py", "--sessions", "4", "--scorers", "intent", "snapkv", "random-sentence"],
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [*PRINTED, *WRITTEN]
+    parser.add_argument("names", nargs="*", choices=[*names, []], help=f"default: all of {', '.join(names)}")
+    failed = []
+    for name in parser.parse_args().names or names:
+        begin = time.monotonic()
+        done = printed(name, PRINTED[name]) if name in PRINTED else written(name, WRITTEN[name])
+        print(f"bench: {name} {'done' if done else 'FAILED'} in {time.monotonic() - begin:.0f} s", flush=True)
+        failed += [] if done else [name]
+    if failed:
+        sys.exit(f"bench: {', '.join(failed)} failed; their results were left as they were")
+    return subprocess.run([sys.executable, str(ROOT / "scripts" / "plot_results.py")], check=False).returncode
+
+
+def printed(name: str, command: list[str]) -> bool:
+    """Run a benchmark and keep what it prints last; whether it succeeded."""
+    run = subprocess.run(_line(command, "--json"), stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+    print(run.stdout, flush=True)
+    if run.returncode:
+        return False
+    figures = json.loads(run.stdout.strip().splitlines()[-1])
+    result = {"kind": name, **provenance(["scripts/" + command[0], *command[1:]]), "figures": figures}
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return True
+
+
+def written(name: str, command: list[str]) -> bool:
+    """Run an evaluation that writes its own file; whether it succeeded."""
+    return not subprocess.run(_line(command, "--out", str(RESULTS / f"{name}.json")), check=False, cwd=ROOT).returncode
+
+
+def _line(command: list[str], *more: str) -> list[str]:
+    return [sys.executable, str(ROOT / "scripts" / command[0]), *command[1:], *more]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
