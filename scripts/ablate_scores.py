@@ -14,8 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from intentkv.evals.plan import add_session_arguments, planned_sessions
-from intentkv.evals.provenance import provenance
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -24,6 +22,8 @@ from intentkv.config import Settings
 from intentkv.engine.chat_format import message_format, token_marks
 from intentkv.evals.model import model_path
 from intentkv.evals.offline import Replayer, facts_kept
+from intentkv.evals.plan import add_session_arguments, planned_sessions
+from intentkv.evals.provenance import provenance
 from intentkv.score.base import Need, ScoreInput, Scorer
 from intentkv.score.intent import IntentScorer, segment_worth
 from intentkv.score.registry import make_scorer

@@ -31,9 +31,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agents", type=int, default=8, help="concurrent agents, one session each (default: 8)")
     parser.add_argument("--pool", default="quarter", help="quarter, ample, or a number of tokens (default: quarter)")
-    parser.add_argument("--budget", default="25%", help="--intentkv-budget of our side (default: 25%%)")
-    parser.add_argument("--records", type=int, default=5, help="turns that load a record (default: 5)")
-    parser.add_argument("--late", type=int, default=5, help="turns after them that only ask (default: 5)")
+    parser.add_argument("--budget", default="256", help="--intentkv-budget of our side (default: 256)")
+    parser.add_argument("--trigger", default="64", help="--intentkv-trigger of our side (default: 64)")
+    parser.add_argument("--records", type=int, default=6, help="turns that load a record (default: 6)")
+    parser.add_argument("--late", type=int, default=2, help="turns after them that only ask (default: 2)")
     parser.add_argument("--seed", type=int, default=100, help="seed of the first session (default: 100)")
     parser.add_argument("--model", type=Path, help="model folder (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
@@ -51,7 +52,16 @@ def main() -> int:
 
     flags = ["--max-total-tokens", str(pool), "--enable-cache-report", "--enable-metrics"]
     flags += ["--chunked-prefill-size", "512", "--max-running-requests", str(arguments.agents)]
-    sides = {"stock": [], "intentkv": ["--enable-intentkv", "--intentkv-budget", arguments.budget]}
+    sides = {
+        "stock": [],
+        "intentkv": [
+            "--enable-intentkv",
+            "--intentkv-budget",
+            arguments.budget,
+            "--intentkv-trigger",
+            arguments.trigger,
+        ],
+    }
     results = {name: run(name, sessions, model, [*flags, *extra]) for name, extra in sides.items()}
     show(results)
     stock, ours = results["stock"], results["intentkv"]
