@@ -4,7 +4,7 @@ PYTHON ?= python3
 RUN := .venv/bin/python
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help env demo test lint format patches-check train-head
+.PHONY: help env demo test lint format fuzz patches-check train-head
 
 help:            ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -30,6 +30,12 @@ lint: .venv      ## ruff, mypy and the import contract
 format: .venv    ## rewrite the sources in the one format
 	@$(RUN) -m ruff check --fix .
 	@$(RUN) -m ruff format .
+
+FUZZ_STEPS ?= 100000
+
+fuzz: .venv      ## random lives of the real cache, FUZZ_STEPS=100000 steps; what fails stays in build/fuzz
+	@INTENTKV_FUZZ_STEPS=$(FUZZ_STEPS) $(RUN) -m pytest tests/property/test_reclaim_machine.py -q \
+		--hypothesis-profile=fuzz --durations=0 --disable-warnings
 
 HEAD := build/head
 TRAIN_TRACES ?= 120
