@@ -17,6 +17,7 @@ from sglang.srt.managers.schedule_batch import Req
 from intentkv.apply.rows import NO_POSITIONS, page_floor
 from intentkv.engine.cache_events import RUNS_SHORT
 from intentkv.engine.cache_rows import session_of
+from intentkv.engine.session_records import BRANCHES
 from tests.host.checks import check_text, check_world, drain
 from tests.host.pools import publish_settings
 from tests.host.world import World
@@ -140,6 +141,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.world.abort(req)  # a real scheduler would have retracted somebody
         else:
             self.world.next_chunk(req)
+            self.crowd(req)
 
     @precondition(lambda self: self.world.running)
     @rule(count=st.integers(1, 4))
@@ -180,6 +182,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.world.cache.checkpoint_decoding(req)
         if grouped:
             self.world.allocator.free_group_end()
+        self.crowd(req)
 
     @rule(tokens=st.integers(1, 200))
     def evict(self, tokens: int) -> None:
@@ -247,6 +250,12 @@ class CacheMachine(RuleBasedStateMachine):
         """The request's session has moved on: its earlier turns may have given way."""
         if session_of(req) is not None:
             self.loud(session_of(req))
+
+    def crowd(self, req: Req) -> None:
+        """Only so many texts of a session are kept: enough branches at once push its finished turn out."""
+        session = session_of(req)
+        if sum(session_of(other) == session for other in self.world.running + self.world.prefilling) >= BRANCHES:
+            self.disturb(req)
 
     def finished(self, req: Req) -> None:
         session = session_of(req)
