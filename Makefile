@@ -4,7 +4,7 @@ PYTHON ?= python3
 RUN := .venv/bin/python
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help env demo test test-gpu lint format bench plot patches-check train-head
+.PHONY: help env demo test lint format bench fuzz plot patches-check train-head
 
 help:            ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -36,6 +36,12 @@ bench: .venv     ## every benchmark in a small configuration: results and plots 
 
 plot: .venv      ## draw the results of agent evaluations under docs/results
 	@$(RUN) scripts/plot_results.py
+
+FUZZ_STEPS ?= 100000
+
+fuzz: .venv      ## random lives of the real cache, FUZZ_STEPS=100000 steps; what fails stays in build/fuzz
+	@INTENTKV_FUZZ_STEPS=$(FUZZ_STEPS) $(RUN) -m pytest tests/property/test_reclaim_machine.py -q \
+		--hypothesis-profile=fuzz --durations=0 --disable-warnings
 
 HEAD := build/head
 TRAIN_TRACES ?= 120

@@ -12,12 +12,21 @@ MAX_SESSION_ID = 256
 
 def shown(raw: object) -> str:
     """The value as it goes into a message: its repr, cut so that a huge value cannot flood a log."""
-    text = repr(raw)
+    try:
+        text = repr(raw)
+    except (RecursionError, ValueError):  # nested too deeply, or an integer of thousands of digits
+        return f"a {type(raw).__name__} too large to show"
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def named(key: str) -> str:
+    """A key as it goes into a message: as it is, or as `shown` where it is empty, long or not printable."""
+    return key if 0 < len(key) <= 80 and key.isprintable() else shown(key)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """The known word most like `word`."""
+    word = word[:80]  # the search takes the square of the length
     return difflib.get_close_matches(word, list(known), n=1, cutoff=0.0)[0]
 
 

@@ -121,9 +121,11 @@ class Settings:
         return {name: value for name, value in values.items() if value is not None}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, object]) -> "Settings":
+    def from_dict(cls, values: object) -> "Settings":
         """The reverse of `to_dict`; what is missing keeps its default. Raises SettingsError with every reason."""
-        return _checked([(name, name, raw) for name, raw in values.items()], [])
+        if not isinstance(values, Mapping):
+            raise SettingsError([f"expected an object with settings, got {checks.shown(values)}"])
+        return _checked([(checks.named(name), name, raw) for name, raw in values.items()], [])
 
 
 def settings_from_kwargs(**values: object) -> Settings:
@@ -135,7 +137,7 @@ def settings_from_kwargs(**values: object) -> Settings:
     path = values.pop("config", None)
     reasons: list[str] = []
     entries = [] if path is None else _read_file(str(path), reasons)
-    return _checked(entries + [(name, name, raw) for name, raw in values.items()], reasons)
+    return _checked(entries + [(checks.named(name), name, raw) for name, raw in values.items()], reasons)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -208,7 +210,7 @@ def parse_request(custom_params: object, session_id: object, defaults: Settings)
     """
     params = custom_params if isinstance(custom_params, Mapping) else {}
     entries = [
-        (key, key.removeprefix("intentkv_"), raw)
+        (checks.named(key), key.removeprefix("intentkv_"), raw)
         for key, raw in params.items()
         if isinstance(key, str) and key.startswith("intentkv_") and raw is not None
     ]
@@ -219,7 +221,7 @@ def parse_request(custom_params: object, session_id: object, defaults: Settings)
     if session_id is not None:
         values |= _check_all([("session_id", "session", session_id)], _REQUEST_CHECKS, "", reasons)
         own = params.get("intentkv_session")
-        if own is not None and own != session_id:
+        if isinstance(own, str) and isinstance(session_id, str) and own != session_id:  # other types are refused above
             reasons.append(
                 f"session_id and intentkv_session: expected one of them, or both equal, "
                 f"got {checks.shown(session_id)} and {checks.shown(own)}"
@@ -238,12 +240,15 @@ def _read_file(path: str, reasons: list[str]) -> list[tuple[str, str, object]]:
     try:
         with open(path, "rb") as file:
             values = tomllib.load(file)
-    except (OSError, ValueError) as error:  # tomllib raises ValueError for bad TOML and for bad UTF-8
-        reasons.append(f"--intentkv-config: cannot read {path!r}: {error}")
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: bad TOML and bad UTF-8
+        why = error.strerror if isinstance(error, OSError) else error
+        reasons.append(f"--intentkv-config: cannot read {checks.shown(path)}: {why}")
         return []
     names = [key.replace("-", "_") for key in values]  # keys may be spelled as the flags are, with dashes
-    reasons.extend(f"{path}: {name} is given twice" for name in sorted({n for n in names if names.count(n) > 1}))
-    return [(f"{path}: {key}", name, raw) for (key, raw), name in zip(values.items(), names, strict=True)]
+    reasons.extend(
+        f"{path}: {checks.named(name)} is given twice" for name in sorted({n for n in names if names.count(n) > 1})
+    )
+    return [(f"{path}: {checks.named(key)}", name, raw) for (key, raw), name in zip(values.items(), names, strict=True)]
 
 
 def _checked(entries: list[tuple[str, str, object]], reasons: list[str]) -> Settings:

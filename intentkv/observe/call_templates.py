@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from intentkv import checks
+
 TEMPLATES: Final = ("auto", "hermes", "harmony", "llama", "answer")
 
 
@@ -14,7 +16,8 @@ def markers_of(pattern: str) -> tuple[str, str]:
     opening, dots, closing = pattern.replace("\\n", "\n").partition("...")
     if not dots or not 1 <= len(opening) <= 60 or not 1 <= len(closing) <= 60:
         raise ValueError(
-            f"expected one of {', '.join(TEMPLATES)}, or OPEN...CLOSE with two markers of 1 to 60 characters, got {pattern!r}"
+            f"expected one of {', '.join(TEMPLATES)}, or OPEN...CLOSE with two markers of 1 to 60 characters, "
+            f"got {checks.shown(pattern)}"
         )
     return opening, closing
 

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from intentkv.checks import shown
 from intentkv.score.head.identity import ModelIdentity
 from intentkv.train.examples import Row, TraceRows
 
@@ -94,17 +95,7 @@ class FeatureSet:
 
     def __init__(self, folder: Path) -> None:
         """Raises ValueError with every reason why the folder is no whole feature set."""
-        try:
-            index = json.loads((folder / INDEX).read_text())
-        except (OSError, ValueError) as error:
-            raise ValueError(
-                f"{folder}: expected a folder of scripts/build_dataset.py, cannot read it: {error}"
-            ) from None
-        if index.get("format") != FORMAT or index.get("version") != VERSION:
-            raise ValueError(
-                f"{folder}: expected format {FORMAT!r} version {VERSION}, "
-                f"got {index.get('format')!r} version {index.get('version')!r}: build the data set again"
-            )
+        index = _read_index(folder)
         self.identity = ModelIdentity(**index["model"])
         self.data_hash: str = index["data_hash"]
         self.trace_of: list[int] = []  # row -> number of its trace in the set
@@ -134,3 +125,33 @@ class FeatureSet:
         row = Row(**{name: file.get_tensor(f"{t}.{r}.{name}") for name in _TENSORS}, memory_error=memory_error)
         keys = file.get_tensor(f"{t}.keys")
         return Example(row, keys[row.positions], keys[row.span])
+
+
+def _read_index(folder: Path) -> dict[str, Any]:
+    """The index, of the form that `ShardWriter` gives it. Raises ValueError."""
+    try:
+        index = json.loads((folder / INDEX).read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{folder}: expected a folder of scripts/build_dataset.py, cannot read it: {error}") from None
+    if not isinstance(index, dict) or (index.get("format"), index.get("version")) != (FORMAT, VERSION):
+        found = (index.get("format"), index.get("version")) if isinstance(index, dict) else index
+        raise ValueError(
+            f"{folder}: expected format and version {(FORMAT, VERSION)}, got {shown(found)}: build the data set again"
+        )
+    fields = {field.name for field in dataclasses.fields(ModelIdentity)}
+    model, shards = index.get("model"), index.get("shards")
+    whole = isinstance(model, dict) and model.keys() == fields and isinstance(index.get("data_hash"), str)
+    if not whole or not isinstance(shards, list) or not shards or not all(_is_shard(shard) for shard in shards):
+        raise ValueError(f"{folder / INDEX}: expected an index as scripts/build_dataset.py writes it; build it again")
+    return index
+
+
+def _is_shard(shard: object) -> bool:
+    return (
+        isinstance(shard, dict)
+        and isinstance(shard.get("file"), str)
+        and Path(shard["file"]).name == shard["file"]  # in this folder
+        and isinstance(shard.get("sha256"), str)
+        and isinstance(shard.get("memory_errors"), list)
+        and all(isinstance(errors, list) for errors in shard["memory_errors"])
+    )

@@ -20,7 +20,7 @@ def argument_values(call: Call) -> list[str]:
     """
     try:
         parsed = json.loads(call.arguments, parse_float=str, parse_int=str)
-    except ValueError:
+    except (ValueError, RecursionError):  # RecursionError: brackets without end
         parsed = call.arguments
     return [value for value in _leaves(parsed) if len(value) >= MIN_CHARS]
 
@@ -47,11 +47,10 @@ def label_tokens(offsets: NDArray[np.int64], ranges: Sequence[tuple[int, int]]) 
 
 
 def _leaves(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value.strip()
-    elif isinstance(value, dict):
-        for child in value.values():
-            yield from _leaves(child)
-    elif isinstance(value, list):
-        for child in value:
-            yield from _leaves(child)
+    ahead = [value]  # no recursion, since a model may nest its arguments as deeply as it likes
+    while ahead:
+        value = ahead.pop()
+        if isinstance(value, str):
+            yield value.strip()
+        elif isinstance(value, dict | list):
+            ahead += reversed(list(value.values() if isinstance(value, dict) else value))

@@ -127,5 +127,5 @@ def _parsed(arguments: str) -> Any:
     """Templates take the arguments as a mapping; what is no JSON goes in as it is."""
     try:
         return json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):  # RecursionError: brackets without end
         return arguments

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from intentkv.checks import shown
+
 ROLES = {
     "system": "system",
     "developer": "system",
@@ -55,12 +57,12 @@ def read_traces(path: Path) -> Iterator[Trace]:
 
     Raises TraceError naming line and reason at the first line that is neither.
     """
-    with open(path, encoding="utf-8") as file:
+    with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 try:
                     yield parse_trace(json.loads(line))
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:  # RecursionError: brackets without end
                     raise TraceError(f"{path}, line {number}: {error}") from None
 
 
@@ -77,25 +79,28 @@ def _openai_message(raw: Any) -> TraceMessage:
     role = _role(raw, "role")
     content = raw.get("content") or ""
     if isinstance(content, list):  # parts; only text takes part in a match
-        content = "".join(part.get("text", "") for part in content if isinstance(part, dict))
-    if not isinstance(content, str):
+        parts = [part.get("text", "") for part in content if isinstance(part, dict)]
+        content = "".join(_text(part, "text of a part of content") for part in parts)
+    elif not isinstance(content, str):
         raise TraceError(f"content: expected a text or a list of parts, got {type(content).__name__}")
-    return TraceMessage(role, content, tuple(_openai_call(call) for call in raw.get("tool_calls") or ()))
+    calls = raw.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise TraceError(f"tool_calls: expected a list, got {type(calls).__name__}")
+    return TraceMessage(role, _text(content, "content"), tuple(_openai_call(call) for call in calls))
 
 
 def _openai_call(raw: Any) -> Call:
     function = raw.get("function") if isinstance(raw, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+    if not isinstance(function, dict) or "name" not in function:
         raise TraceError("tool_calls: expected objects with function.name and function.arguments")
     arguments = function.get("arguments", "{}")
-    return Call(function["name"], arguments if isinstance(arguments, str) else json.dumps(arguments))
+    arguments = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return Call(_text(function["name"], "function.name"), _text(arguments, "function.arguments"))
 
 
 def _toolbench_message(raw: Any) -> TraceMessage:
     role = _role(raw, "from")
-    content = raw.get("value")
-    if not isinstance(content, str):
-        raise TraceError(f"value: expected a text, got {type(content).__name__}")
+    content = _text(raw.get("value"), "value")
     action = _ACTION.search(content) if role == "assistant" else None
     calls = () if action is None else (Call(action["name"].strip(), action["arguments"].strip()),)
     return TraceMessage(role, content, calls, calls_in_content=True)
@@ -103,6 +108,18 @@ def _toolbench_message(raw: Any) -> TraceMessage:
 
 def _role(raw: Any, key: str) -> str:
     role = raw.get(key) if isinstance(raw, Mapping) else None
-    if role not in ROLES:
-        raise TraceError(f"{key}: expected one of {', '.join(ROLES)}, got {role!r}")
+    if not isinstance(role, str) or role not in ROLES:
+        raise TraceError(f"{key}: expected one of {', '.join(ROLES)}, got {shown(role)}")
     return ROLES[role]
+
+
+def _text(raw: object, where: str) -> str:
+    if not isinstance(raw, str):
+        raise TraceError(f"{where}: expected a text, got {type(raw).__name__}")
+    try:
+        raw.encode()
+    except UnicodeEncodeError:
+        raise TraceError(
+            f"{where}: expected a text, got half a surrogate pair in it, which no tokenizer reads"
+        ) from None
+    return raw

@@ -1,4 +1,4 @@
-"""A random life of the cache: sessions open, go on, fork, edit, run in parallel, prune, lose memory and are aborted.
+"""A random life of the cache: sessions open, go on, fork, edit, run in parallel, prune, lose memory, time out and are aborted.
 
 Every rule is one thing that a scheduler or a client may do next; after each, all invariants are checked. Tokens come
 from a tiny vocabulary, so that texts meet by chance.
@@ -17,6 +17,7 @@ from sglang.srt.managers.schedule_batch import Req
 from intentkv.apply.rows import NO_POSITIONS, page_floor
 from intentkv.engine.cache_events import RUNS_SHORT
 from intentkv.engine.cache_rows import session_of
+from intentkv.engine.session_records import BRANCHES
 from tests.host.checks import check_text, check_world, drain
 from tests.host.pools import publish_settings
 from tests.host.world import World
@@ -58,6 +59,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.holes: dict[str, np.ndarray] = {}
         self.turns: list[Turn] = []
         self.waiting: list[Req] = []
+        self.opened: set[str] = set()
         self.texts: dict[tuple, list[int]] = {}
         rng = np.random.default_rng(seed)
         self.systems = [rng.integers(0, 3, 20 * self.unit).tolist() for _ in range(2)]
@@ -81,7 +83,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.turns)
     @rule(pick=PICKS, seed=SEEDS)
     def go_on(self, pick: int, seed: int) -> None:
-        turn = self.turns[pick % len(self.turns)]
+        turn = self.turns[-1 if pick % 2 else pick % len(self.turns)]
         expected = page_floor(len(turn.tokens) - 1, self.page_size) if turn.quiet else None
         self.submit(turn.session, turn.tokens + self.words(seed, 24), turn.scope, seed, expected)
 
@@ -114,6 +116,13 @@ class CacheMachine(RuleBasedStateMachine):
         self.disturb(req)
         self.world.abort(req)
 
+    @precondition(lambda self: self.waiting)
+    @rule(pick=PICKS)
+    def time_out(self, pick: int) -> None:
+        """A request is given up that waits for its first turn, or to come back after a retraction."""
+        self.disturb(self.waiting.pop(pick % len(self.waiting)))
+        TOTALS["time-outs"] += 1
+
     # -- what the scheduler may do
 
     @precondition(lambda self: self.waiting)
@@ -132,11 +141,21 @@ class CacheMachine(RuleBasedStateMachine):
             self.world.abort(req)  # a real scheduler would have retracted somebody
         else:
             self.world.next_chunk(req)
+            self.crowd(req)
 
     @precondition(lambda self: self.world.running)
     @rule(count=st.integers(1, 4))
     def decode(self, count: int) -> None:
-        reqs = self.world.running[:count]
+        self.step(self.world.running[:count])
+
+    @precondition(lambda self: self.world.running)
+    @rule()
+    def decode_to_the_end(self) -> None:
+        req = self.world.running[0]
+        while req in self.world.running:
+            self.step([req])
+
+    def step(self, reqs: list[Req]) -> None:
         retracted = self.world.decode(reqs)
         TOTALS["retractions"] += len(retracted)
         self.waiting += retracted
@@ -163,6 +182,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.world.cache.checkpoint_decoding(req)
         if grouped:
             self.world.allocator.free_group_end()
+        self.crowd(req)
 
     @rule(tokens=st.integers(1, 200))
     def evict(self, tokens: int) -> None:
@@ -175,11 +195,12 @@ class CacheMachine(RuleBasedStateMachine):
             drain(self.world)
 
     @precondition(lambda self: not self.world.running and not self.world.prefilling)
-    @rule(sure=st.integers(0, 5))
+    @rule(sure=st.integers(0, 20))
     def flush(self, sure: int) -> None:
-        if sure == 0:
+        if sure == 7:  # rarely: a world begins anew
             self.world.flush()
             self.turns.clear()
+            TOTALS["flushes"] += 1
             assert self.world.allocator.available_size() == self.world.size
 
     # -- bookkeeping of the machine itself
@@ -206,6 +227,7 @@ class CacheMachine(RuleBasedStateMachine):
             return
         req = self.world.request(tokens, session, new=1 + seed % 6, extra_key=scope[0], salt=scope[1])
         self.appetite[req.rid] = seed
+        self.opened.add(session or req.rid)  # a request without a session is one of its own
         self.texts[scope, tuple(tokens)] = tokens
         if not self.world.admit(req):
             assert self.world.running or self.world.prefilling, f"{len(tokens)} tokens never fit an idle pool"
@@ -229,6 +251,12 @@ class CacheMachine(RuleBasedStateMachine):
         if session_of(req) is not None:
             self.loud(session_of(req))
 
+    def crowd(self, req: Req) -> None:
+        """Only so many texts of a session are kept: enough branches at once push its finished turn out."""
+        session = session_of(req)
+        if sum(session_of(other) == session for other in self.world.running + self.world.prefilling) >= BRANCHES:
+            self.disturb(req)
+
     def finished(self, req: Req) -> None:
         session = session_of(req)
         self.disturb(req)
@@ -251,7 +279,9 @@ class CacheMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for req in self.world.running + self.world.prefilling:
             self.world.abort(req)
-        TOTALS.update(self.world.cache.stats())
+        TOTALS["sessions"] += len(self.opened)
+        done = ("events", "dropped", "freed", "namespaces_evicted")
+        TOTALS.update({name: count for name, count in self.world.cache.stats().items() if name in done})
         drain(self.world)
         assert self.world.allocator.available_size() == self.world.size
         assert self.world.cache.audit() == []

@@ -21,7 +21,10 @@ CONFIGURATIONS = [
 def test_reclaim_machine(core: str, page_size: int, layout: str, need_sort: bool) -> None:
     before = TOTALS.copy()
     chosen = {"core": core, "page_size": page_size, "layout": layout, "need_sort": need_sort}
-    run_state_machine_as_test(type("Machine", (CacheMachine,), chosen), settings=settings())
+    name = f"Machine_{core}_{page_size}_{layout}"  # what fails is kept under the name
+    run_state_machine_as_test(type(name, (CacheMachine,), chosen), settings=settings())
     for count in ("steps", "events", "dropped", "evictions", "retractions", "aborts", "full hits"):
         assert TOTALS[count] > before[count], f"the machine has met no {count}: it tests nothing"
+    if layout == "reclaim":
+        assert TOTALS["time-outs"] > before["time-outs"]
     assert (TOTALS["freed"] > before["freed"]) == (layout == "reclaim")

@@ -110,7 +110,7 @@ def test_every_fault_is_named_at_once(path: Path) -> None:
     rewrite(path, spoil)
     assert sorted(refusal(path)) == sorted(
         (
-            "metadata seed: expected a whole number, got 'seven'",
+            "metadata seed: expected a whole number from 0 to 18446744073709551616, got 'seven'",
             "metadata command: expected a text, got none",
             "metadata metrics: expected a JSON object of numbers, got '{'",
             "tensor alpha: expected finite numbers, got NaN or infinity",

@@ -11,11 +11,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from intentkv.checks import as_int, shown
 from intentkv.errors import SettingsError
 from intentkv.score.head.identity import ModelIdentity
 from intentkv.score.head.model import ResidualHead
 
 FORMAT = "intentkv-residual-head"
+LARGEST = 65_536  # of D and of counts of layers and heads; many times what any model has
 VERSION = 1  # raise when the head's inputs or layers change; the published head stays 1
 
 
@@ -66,7 +68,9 @@ def load_head(path: Path) -> tuple[ResidualHead, HeadInfo]:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (OSError, SafetensorError) as error:
-        raise SettingsError([f"{path}: expected a whole .safetensors file, cannot read it: {error}"]) from None
+        raise SettingsError(
+            [f"{path}: expected a whole .safetensors file, cannot read it: {str(error)[:200]}"]
+        ) from None
     reasons: list[str] = []
     info = _read_info(metadata, reasons)
     head = ResidualHead(_head_dim(tensors) if info is None else info.model.head_dim)
@@ -81,29 +85,32 @@ def _read_info(metadata: Mapping[str, str], reasons: list[str]) -> HeadInfo | No
     """The metadata, or None and why not in `reasons`."""
     if metadata.get("format") != FORMAT:
         reasons.append(
-            f"expected metadata with format {FORMAT!r}, got {metadata.get('format')!r}: not a head made by "
+            f"expected metadata with format {FORMAT!r}, got {shown(metadata.get('format'))}: not a head made by "
             "scripts/train_residual_head.py"
         )
         return None
     if metadata.get("version") != str(VERSION):
         reasons.append(
-            f"expected format version {VERSION}, got {metadata.get('version')!r}: train the head again, or use the "
+            f"expected format version {VERSION}, got {shown(metadata.get('version'))}: train the head again, or use the "
             "intentkv that wrote it"
         )
         return None
     numbers = ("head_dim", "layers", "heads", "kv_heads")
     texts = ("model_id", "config_hash", "data_hash", "command")
-    for name in (*numbers, "seed"):
-        if not metadata.get(name, "").isdecimal():
-            reasons.append(f"metadata {name}: expected a whole number, got {metadata.get(name)!r}")
+    for name, least, most in [*((name, 1, LARGEST) for name in numbers), ("seed", 0, 2**64)]:
+        number = as_int(metadata.get(name))
+        if number is None or not least <= number <= most:
+            reasons.append(
+                f"metadata {name}: expected a whole number from {least} to {most}, got {shown(metadata.get(name))}"
+            )
     reasons.extend(f"metadata {name}: expected a text, got none" for name in texts if not metadata.get(name))
     metrics: object = None
     try:
         metrics = json.loads(metadata.get("metrics", ""))
-    except ValueError:
+    except (ValueError, RecursionError):
         pass  # said below: it is no object then either
     if not isinstance(metrics, dict) or not all(isinstance(value, int | float) for value in metrics.values()):
-        reasons.append(f"metadata metrics: expected a JSON object of numbers, got {metadata.get('metrics')!r}")
+        reasons.append(f"metadata metrics: expected a JSON object of numbers, got {shown(metadata.get('metrics'))}")
         metrics = {}
     if reasons:
         return None
@@ -118,7 +125,7 @@ def _read_info(metadata: Mapping[str, str], reasons: list[str]) -> HeadInfo | No
 def _head_dim(tensors: Mapping[str, Tensor]) -> int:
     """D by the tensors, for want of metadata, so that the tensors can be checked all the same."""
     keys = tensors.get("key.weight")
-    return keys.shape[1] if keys is not None and keys.ndim == 2 and keys.shape[1] else 1
+    return keys.shape[1] if keys is not None and keys.ndim == 2 and 0 < keys.shape[1] <= LARGEST else 1
 
 
 def _check_tensors(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], reasons: list[str]) -> None:
