@@ -121,7 +121,7 @@ def main() -> None:
     print_table(console, samples)
     if arguments.out is not None:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        result = {**provenance(), "sessions": names, "lengths": lengths, "facts_kept": samples}
+        result = {"kind": "ablation", **provenance(), "sessions": names, "lengths": lengths, "facts_kept": samples}
         arguments.out.write_text(json.dumps(result) + "\n", encoding="utf-8")
 
 

@@ -5,11 +5,13 @@
 A prefill is one forward of the model with `transformers`, without its language-model head: in float32, which a CPU without
 bf16 instructions computes faster than bf16, so that the share is not flattered. Scored are all tokens but a query span of
 256 at the end, once for each scorer, on the bf16 keys of that very forward at random slots of a pool. One prefill a
-length, as it takes long, and the median of `--runs` scores. The workspace is the most that a scorer held at once
+length, as it takes long, and the median of `--runs` scores. For `intent` the surprise of every token of the prompt is
+measured too, every time: a server does that once a token, as part of its prefill. The workspace is the most that a scorer held at once
 beyond its result.
 """
 
 import argparse
+import dataclasses
 import json
 import statistics
 import time
@@ -17,10 +19,13 @@ import time
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 from intentkv.evals.model import model_path
+from intentkv.kernels.surprise import token_surprise
 from intentkv.score.base import ScoreInput, Scorer
 from intentkv.score.head.model import ResidualHead
+from intentkv.score.intent import IntentScorer
 from intentkv.score.intent_head import IntentHeadScorer
 from intentkv.score.rule import RuleScorer
 from intentkv.train.capture import Captured, CaptureModel
@@ -28,9 +33,22 @@ from intentkv.train.capture import Captured, CaptureModel
 QUERY_TOKENS = 256
 
 
-def scorers(head_dim: int) -> list[Scorer]:
-    """The published rule, the same rescaled, and the rule with an untrained head, which costs what a trained one does."""
+class IntentWithSurprise(IntentScorer):
+    """`intent` and what it observes during a prefill of hidden states `[N, E]`, both in the model's dtype on a server."""
+
+    def __init__(self, hidden: Tensor, ids: Tensor, head: Tensor) -> None:
+        self._hidden, self._ids, self._head = hidden, ids, head
+
+    def score(self, x: ScoreInput) -> Tensor:
+        surprise = token_surprise(self._hidden[:-1], self._ids[1:], self._head)
+        return super().score(dataclasses.replace(x, surprise=surprise[x.positions - 1]))
+
+
+def scorers(head_dim: int, hidden: Tensor, ids: Tensor, head: Tensor) -> list[Scorer]:
+    """The default with its surprise, the published rule, the same rescaled, and the rule with an untrained head, which costs
+    what a trained one does."""
     return [
+        IntentWithSurprise(hidden, ids, head),
         RuleScorer("intent-rule", temperature=1.0),
         RuleScorer("intent-rescaled", temperature="rescaled"),
         IntentHeadScorer(ResidualHead(head_dim)),
@@ -50,7 +68,7 @@ def score_input(captured: Captured, length: int) -> ScoreInput:
         layer_keys=pool.__getitem__,
         slots=slots[:history],
         positions=torch.arange(history),
-        segments=torch.zeros(history, dtype=torch.int64),  # neither the rule nor the head reads them
+        segments=torch.arange(history) // 20,
         memory=torch.nn.functional.normalize(query, dim=-1),
         query=query,
         seed=0,
@@ -98,6 +116,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
 
     model = CaptureModel(model_path())
+    head = model.model.get_input_embeddings().weight.detach().to(model.dtype)  # the LM head of SmolLM2 is its embedding
     model.forward(torch.arange(QUERY_TOKENS), [(0, QUERY_TOKENS)])  # warms up
     table = Table("tokens", "prefill", "scorer", "score", "score / prefill", "workspace")
     shares: dict[str, dict[str, float]] = {}
@@ -106,10 +125,11 @@ def main() -> None:
         generator = torch.Generator().manual_seed(length)
         ids = torch.randint(model.model.config.vocab_size, (length,), generator=generator)
         start = time.perf_counter()
-        captured = model.forward(ids, [(length - QUERY_TOKENS, length)])
+        captured = Captured([(length - QUERY_TOKENS, length)], model.dtype)
+        hidden = model.run(ids, captured).to(model.dtype)
         prefill = time.perf_counter() - start
         x = score_input(captured, length)
-        for scorer in scorers(model.identity.head_dim):
+        for scorer in scorers(model.identity.head_dim, hidden, ids, head):
             taken, held = seconds(scorer, x, args.runs), workspace_bytes(scorer, x) / 2**20
             shares.setdefault(scorer.name, {})[str(length)] = round(taken / prefill, 5)
             workspace[scorer.name] = round(max(held, workspace.get(scorer.name, 0.0)), 2)

@@ -1,4 +1,4 @@
-"""Draws every evaluation of agent sessions under docs/results/: accuracy against mean live tokens, one line a scorer.
+"""Draws what lies under docs/results/: of agent sessions accuracy against mean live tokens, of benchmarks their main figures.
 
 python scripts/plot_results.py                       # docs/results/*.json, each beside its file as .png
 python scripts/plot_results.py result.json ...
@@ -10,7 +10,7 @@ import argparse
 import json
 from pathlib import Path
 
-from intentkv.evals.plot import draw_agents
+from intentkv.evals.plot import DRAWN, draw_ablation, draw_agents, draw_figures
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 
@@ -20,8 +20,10 @@ def main() -> int:
     parser.add_argument("files", nargs="*", type=Path, help="result files (default: all under docs/results)")
     for path in parser.parse_args().files or sorted(RESULTS.glob("*.json")):
         result = json.loads(path.read_text())
-        if result.get("kind") == "agents":
-            draw_agents(result, path.with_suffix(".png"))
+        kind = result.get("kind")
+        draw = {"agents": draw_agents, "ablation": draw_ablation}.get(kind, draw_figures if kind in DRAWN else None)
+        if draw is not None:
+            draw(result, path.with_suffix(".png"))
             print(path.with_suffix(".png"))
     return 0
 

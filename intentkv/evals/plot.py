@@ -1,9 +1,10 @@
-"""The plot of an evaluation of agent sessions."""
+"""The plots of results: one a file under docs/results/."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from intentkv.evals.configurations import FULL
 
@@ -55,4 +56,73 @@ def draw_agents(result: dict[str, Any], path: Path) -> None:
     axes.grid(alpha=0.2)
     axes.legend(fontsize=8, ncols=2)
     # No date or version in the file: the same result gives the same bytes.
+    figure.savefig(path, dpi=130, metadata={"Software": None})
+
+
+def draw_ablation(result: dict[str, Any], path: Path) -> None:
+    """Writes what each ranking kept, three bars a row, to `path`; `result` is that of `scripts/ablate_scores.py`."""
+    kept = {
+        name: {budget: _share(sessions) for budget, sessions in budgets.items()}
+        for name, budgets in result["facts_kept"].items()
+    }
+    budgets = list(next(iter(kept.values())))
+    series = {f"{budget} %": [100 * kept[name][budget] for name in kept] for budget in budgets}
+    title = f"facts of the history live in full, %, {len(result['sessions'])} sessions, commit {result['commit']}"
+    _draw_bars(list(kept), series, title, path)
+
+
+def draw_figures(result: dict[str, Any], path: Path) -> None:
+    """Writes the main figures of a benchmark to `path`; `result` is one that `scripts/bench.py` kept."""
+    title, pick = _FIGURES[result["kind"]]
+    values = pick(result["figures"])
+    _draw_bars(
+        list(values), {"": [float(value) for value in values.values()]}, f"{title}, commit {result['commit']}", path
+    )
+
+
+def _sides(figures: dict[str, Any]) -> dict[str, float]:
+    return {name: side["turns_per_s"] for name, side in figures["sides"].items()}
+
+
+_FIGURES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, float]]]] = {
+    "serving_quarter": ("finished turns per second, pool of a quarter", _sides),
+    "serving_ample": ("finished turns per second, ample pool", _sides),
+    "decode": ("decode step, ms", lambda figures: figures["milliseconds"]),
+    "overhead": (
+        "time over stock with nothing pruned",
+        lambda figures: {"decode step": figures["overhead"], "first token": figures["prefill_overhead"]},
+    ),
+    "score": (
+        "scoring over prefill, %, longest prompt",
+        lambda figures: {name: 100 * list(of.values())[-1] for name, of in figures["by_scorer"].items()},
+    ),
+    "kernels": (
+        "times faster than the baseline, mean over shapes",
+        lambda figures: {op: figures[f"{op}_speedup_mean"] for op in ("compact", "recover")},
+    ),
+}
+DRAWN: Final = frozenset(_FIGURES)
+
+
+def _share(sessions: list[list[bool]]) -> float:
+    return sum(map(sum, sessions)) / sum(map(len, sessions))
+
+
+def _draw_bars(names: list[str], series: dict[str, list[float]], title: str, path: Path) -> None:
+    """Horizontal bars, one group a name, its numbers beside them."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 1.2 + 0.28 * len(names) * len(series)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    height = 0.8 / len(series)
+    for place, (label, values) in enumerate(series.items()):
+        bars = axes.barh([row + place * height for row in range(len(names))], values, height, label=label)
+        axes.bar_label(bars, fmt="%.3g", fontsize=7, padding=2)
+    axes.set_yticks([row + 0.4 - height / 2 for row in range(len(names))], names, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_title(title, fontsize=10)
+    if len(series) > 1:
+        axes.legend(fontsize=8)
     figure.savefig(path, dpi=130, metadata={"Software": None})
