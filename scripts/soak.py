@@ -122,12 +122,12 @@ def main() -> int:
     show(told)
     result = {
         "kind": "soak",
-        "provenance": provenance(),
+        **provenance(),
         "minutes": arguments.minutes,
         "flags": FLAGS,
         "agents": AGENTS,
         "passed": told.passed,
-        **dataclasses.asdict(told),
+        "figures": dataclasses.asdict(told),
         "turns": len(load.turns),
         "resident": [{"seconds": round(s.seconds), **s.resident} for s in samples[:: max(1, len(samples) // 60)]],
         "counters": {name: at_rest[name] for name in sorted(at_rest) if name.startswith("intentkv_")},
