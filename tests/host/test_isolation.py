@@ -158,14 +158,16 @@ def play_one(world: Crowd, tenant: Tenant, message: list[int]) -> Req:
     return req
 
 
+@pytest.mark.parametrize("size", [8192, 4096], ids=["all fit", "half fit"])
 @pytest.mark.parametrize(("core", "page_size"), [("rust", 1), ("python", 16)])
-def test_isolation_of_two_hundred_sessions(core: str, page_size: int) -> None:
+def test_isolation_of_two_hundred_sessions(core: str, page_size: int, size: int) -> None:
     draw = random.Random(0)
-    world, tenants = Crowd(core, page_size, 8192), all_tenants()
+    world, tenants = Crowd(core, page_size, size), all_tenants()
     first_texts = [list(tenant.text) for tenant in tenants]
     for turn in ("first", "second"):
         play(world, tenants, turn, draw)
         check_world(world)
+    assert (world.cache.stats()["namespaces_evicted"] > 0) == (size == 4096), "slots of lost sessions must be reused"
     keys = [tenant.key(tenant.text, "").value for tenant in tenants]
     assert len(set(keys)) == SESSIONS
     pruned = [tenant for tenant in tenants if tenant.holes is not None and len(tenant.holes)]
