@@ -4,7 +4,7 @@ PYTHON ?= python3
 RUN := .venv/bin/python
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help env demo test lint format bench fuzz plot patches-check train-head
+.PHONY: help env demo test lint format bench fuzz soak plot patches-check train-head
 
 help:            ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -42,6 +42,11 @@ FUZZ_STEPS ?= 100000
 fuzz: .venv      ## random lives of the real cache, FUZZ_STEPS=100000 steps; what fails stays in build/fuzz
 	@INTENTKV_FUZZ_STEPS=$(FUZZ_STEPS) $(RUN) -m pytest tests/property/test_reclaim_machine.py -q \
 		--hypothesis-profile=fuzz --durations=0 --disable-warnings
+
+SOAK_MINUTES ?= 30
+
+soak: .venv      ## mixed agents on a real server for SOAK_MINUTES=30: memory, counters, throughput; kept in docs/results/soak.json
+	@$(RUN) scripts/soak.py --minutes $(SOAK_MINUTES)
 
 HEAD := build/head
 TRAIN_TRACES ?= 120

@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from intentkv.engine import inventory, support
+from intentkv.engine import doctor_server, inventory, support
 from intentkv.engine.memory_estimate import MemoryEstimate, ModelShape, examine_memory
 
 
@@ -49,6 +49,7 @@ class Verdict:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--server", metavar="URL", help="audit the slots of a running server instead")
     parser.add_argument(
         "server_flags",
         nargs=argparse.REMAINDER,
@@ -58,6 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     flags = [flag for flag in arguments.server_flags if flag != "--"]
+    if arguments.server is not None:
+        if flags:
+            raise SystemExit(
+                "intentkv doctor: expected --server or flags after `--`, got both: ask one question at a time"
+            )
+        return doctor_server.run(arguments.server, arguments.json)
     verdict = examine(flags)
     if arguments.json:
         print(json.dumps({**dataclasses.asdict(verdict), "can_serve": not verdict.reasons}))

@@ -142,6 +142,29 @@ def test_tools(client: openai.OpenAI) -> None:
     assert choice.model_extra["meta_info"]["intentkv"]["dropped_tokens"] > 64
 
 
+def test_actkv_follows_the_calls(client: openai.OpenAI) -> None:
+    """Regions found in what the model writes, keep scores over turns, a budget of tokens and one of auto."""
+    messages: list[Any] = [SYSTEM, {"role": "user", "content": "Load the ledger."}]
+    told = []
+    for number, budget in enumerate((64, 64, 64, "auto")):
+        reply = client.chat.completions.create(
+            model="m", messages=messages, tools=TOOLS, tool_choice=CHOICE, temperature=0, max_tokens=200,
+            extra_body={
+                "session_id": "actkv", "return_meta_info": True,
+                "custom_params": {"intentkv_scorer": "actkv", "intentkv_budget": budget},
+            },
+        )  # fmt: skip
+        choice = reply.choices[0]
+        told.append(choice.model_extra["meta_info"]["intentkv"])
+        messages.append(choice.message.model_dump(exclude_none=True))
+        call = choice.message.tool_calls[0]
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": NOTE * 12 + f"Entry {number}."})
+    assert all(turn["action_regions"] >= 1 for turn in told)
+    assert told[2]["dropped_tokens"] > 64 and sum(told[2]["access"].values()) > 0
+    assert told[3]["budget"] == "auto" and told[3]["budget_tokens"] >= 512
+    assert told[3]["dropped_tokens"] >= told[2]["dropped_tokens"]
+
+
 def test_streamed_tool_call(client: openai.OpenAI) -> None:
     messages: Any = [SYSTEM, {"role": "user", "content": "Load the journal."}]
     parts = [

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from types import SimpleNamespace
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
+from sglang.srt.mem_cache.base_prefix_cache import InsertParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
 
+from intentkv.apply.rows import tombstones
 from intentkv.engine import idle, runtime
 from tests.host.pools import publish_settings
 from tests.host.stories import Stage
@@ -36,10 +41,22 @@ def tombstone_in_a_row(world: World) -> None:
     world.pool.req_to_token[req.kv.req_pool_idx, 0] = 0
 
 
+def tombstone_in_the_tree(world: World) -> None:
+    """Text is published with a hole in it: one page shows its tombstones instead of KV."""
+    slots, page = world.allocator.alloc(2 * world.page_size), world.page_size
+    slots[page:] = torch.from_numpy(tombstones(np.arange(page, 2 * page), page))
+    world.cache.insert(InsertParams(key=RadixKey(array("q", range(2 * page))), value=slots))
+
+
 @pytest.mark.parametrize(("core", "page_size"), [("rust", 1), ("python", 16)])
 @pytest.mark.parametrize(
     ("fault", "said"),
-    [(double_free, "found 2"), (freed_survivor, "found 2"), (tombstone_in_a_row, "reads the dead page")],
+    [
+        (double_free, "found 2"),
+        (freed_survivor, "found 2"),
+        (tombstone_in_a_row, "reads the dead page"),
+        (tombstone_in_the_tree, "tree owns the dead page"),
+    ],
 )
 def test_seeded_fault_is_found_at_the_next_idle_check(
     fault: Callable[[World], None], said: str, core: str, page_size: int, monkeypatch: pytest.MonkeyPatch

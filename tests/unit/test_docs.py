@@ -60,3 +60,10 @@ def test_scripts_and_targets_that_are_named_exist() -> None:
             assert (ROOT / script).exists(), f"{page.name} names {script}"
         for target in re.findall(r"`make ([a-z][a-z-]*)", written):
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{page.name} names make {target}"
+
+
+def test_every_test_in_the_scenarios_exists() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text("scenarios.md"))
+    assert len(named) > 30
+    for file, name in named:
+        assert re.search(rf"def {name}\(", (ROOT / file).read_text(encoding="utf-8")), f"{file} has no {name}"
