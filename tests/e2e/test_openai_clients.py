@@ -125,44 +125,41 @@ def test_streaming_says_the_same(client: openai.OpenAI) -> None:
     assert said[:2] == said[2:]
 
 
-def test_tools(client: openai.OpenAI) -> None:
-    """A forced call, its result, and the next call: parsed by SGLang, remembered by the session."""
-    messages: list[Any] = [SYSTEM, {"role": "user", "content": "Load the ledger."}]
-    for number in range(3):
-        reply = client.chat.completions.create(
-            model="m", messages=messages, tools=TOOLS, tool_choice=CHOICE, temperature=0, max_tokens=200,
-            extra_body={"session_id": "tools", "return_meta_info": True},
-        )  # fmt: skip
-        choice = reply.choices[0]
-        call = choice.message.tool_calls[0]
-        assert call.function.name == "load_record"
-        assert json.loads(call.function.arguments)["title"] in ("ledger", "journal")
-        messages.append(choice.message.model_dump(exclude_none=True))
-        messages.append({"role": "tool", "tool_call_id": call.id, "content": NOTE * 12 + f"Entry {number}."})
-    assert choice.model_extra["meta_info"]["intentkv"]["dropped_tokens"] > 64
-
-
-def test_actkv_follows_the_calls(client: openai.OpenAI) -> None:
-    """Regions found in what the model writes, keep scores over turns, a budget of tokens and one of auto."""
+def tool_session(client: openai.OpenAI, session: str, **params: Any) -> list[dict[str, Any]]:
+    """A forced call and its result, then two more records and questions; what intentkv told of each turn."""
     messages: list[Any] = [SYSTEM, {"role": "user", "content": "Load the ledger."}]
     told = []
-    for number, budget in enumerate((64, 64, 64, "auto")):
+    for number in range(3):
+        forced: dict[str, Any] = {"tool_choice": CHOICE, "max_tokens": 200} if number == 0 else {"max_tokens": 8}
         reply = client.chat.completions.create(
-            model="m", messages=messages, tools=TOOLS, tool_choice=CHOICE, temperature=0, max_tokens=200,
-            extra_body={
-                "session_id": "actkv", "return_meta_info": True,
-                "custom_params": {"intentkv_scorer": "actkv", "intentkv_budget": budget},
-            },
+            model="m", messages=messages, tools=TOOLS, temperature=0, **forced,
+            extra_body={"session_id": session, "return_meta_info": True, "custom_params": params},
         )  # fmt: skip
         choice = reply.choices[0]
         told.append(choice.model_extra["meta_info"]["intentkv"])
         messages.append(choice.message.model_dump(exclude_none=True))
-        call = choice.message.tool_calls[0]
-        messages.append({"role": "tool", "tool_call_id": call.id, "content": NOTE * 12 + f"Entry {number}."})
-    assert all(turn["action_regions"] >= 1 for turn in told)
+        if number == 0:
+            call = choice.message.tool_calls[0]
+            assert call.function.name == "load_record"
+            assert json.loads(call.function.arguments)["title"] in ("ledger", "journal")
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": NOTE * 12})
+        else:
+            messages.append(ask(number))
+    return told
+
+
+def test_tools(client: openai.OpenAI) -> None:
+    """A call is parsed by SGLang, its result remembered by the session, and dropped when it is history."""
+    assert tool_session(client, "tools")[2]["dropped_tokens"] > 64
+
+
+def test_actkv_follows_the_calls(client: openai.OpenAI) -> None:
+    """Regions found in what the model writes, keep scores over turns, a budget of tokens and one of auto."""
+    told = tool_session(client, "actkv", intentkv_scorer="actkv", intentkv_budget=64)
+    assert told[0]["action_regions"] >= 1
     assert told[2]["dropped_tokens"] > 64 and sum(told[2]["access"].values()) > 0
-    assert told[3]["budget"] == "auto" and told[3]["budget_tokens"] >= 512
-    assert told[3]["dropped_tokens"] >= told[2]["dropped_tokens"]
+    told = tool_session(client, "auto", intentkv_scorer="actkv", intentkv_budget="auto")
+    assert told[2]["budget"] == "auto" and told[2]["budget_tokens"] >= 512
 
 
 def test_streamed_tool_call(client: openai.OpenAI) -> None:
