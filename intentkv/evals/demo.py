@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stopped by `kill` as by Ctrl-C: servers stopped first
     console = Console(stderr=True)
-    session = make_session(FAMILIES[arguments.family], arguments.seed)
+    session = make_session(FAMILIES[arguments.family], arguments.seed, records=7, late=3)
     trace = Path(tempfile.mkdtemp(prefix="trace-", dir=cache_folder("demo")))
     servers = {
         "stock": [],
