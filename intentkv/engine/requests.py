@@ -92,9 +92,10 @@ def take_back_event(result: None, req: Any) -> None:
     """A retracted request starts again. What it has observed and chosen stays; an event that was not applied waits once
     more for the end of its page."""
     state = getattr(req, "intentkv", None)
-    if state is not None and state.pending is not None:
+    if state is None:
+        return
+    state.predicted = -1
+    if state.pending is not None:
         state.look = state.pending.length
-    if state is not None:
-        state.predicted = -1
-    if state is not None and state.action is not None:
+    if state.action is not None:
         state.action.forget_region()

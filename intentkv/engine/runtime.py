@@ -129,7 +129,7 @@ class Runtime:
             self._look_after(state, length, holes)
 
     def _choose(self, state: RequestState, scored: Scored) -> np.ndarray:
-        """What goes, `[n]` int64 ascending, by the scores that the history of `scored.length` tokens got."""
+        """What goes, `[n]` int64 ascending, by the scores that the history got."""
         if np.isnan(scored.scores).any():
             logger.warning("session %s: its scores are not numbers, so nothing is dropped", state.label)
             return rows.NO_POSITIONS

@@ -8,7 +8,7 @@ beginning of a call behind it, and a closing marker inside a JSON string.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -281,12 +281,3 @@ class ActionRegions:
     def finish(self) -> list[Edge]:
         """The answer has ended."""
         return self._detector.finish()
-
-
-def regions_of(pieces: Iterable[str], template: str) -> list[tuple[int, int]]:
-    """The regions of a whole answer as character ranges `[start, end)`, for pieces of any size."""
-    detector = make_detector(template)
-    edges = [edge for piece in pieces for edge in detector.feed(piece)] + detector.finish()
-    starts = [edge.at for edge in edges if edge.kind == "enter"]
-    ends = [edge.at for edge in edges if edge.kind == "leave"]
-    return list(zip(starts, ends, strict=True))

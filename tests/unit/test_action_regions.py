@@ -3,15 +3,25 @@
 import itertools
 import random
 import re
+from collections.abc import Iterable
 
 import pytest
 
-from intentkv.observe.action_regions import ActionRegions, Detector, make_detector, regions_of
+from intentkv.observe.action_regions import ActionRegions, Detector, make_detector
 from intentkv.observe.call_templates import template_of
 from tests.unit import chat_templates
 from tests.unit.action_streams import STREAMS
 
 CASES = [pytest.param(t, text, id=f"{t}: {name}") for t, name, text in STREAMS]
+
+
+def regions_of(pieces: Iterable[str], template: str) -> list[tuple[int, int]]:
+    """The regions of a whole answer as character ranges `[start, end)`, for pieces of any size."""
+    detector = make_detector(template)
+    edges = [edge for piece in pieces for edge in detector.feed(piece)] + detector.finish()
+    starts = [edge.at for edge in edges if edge.kind == "enter"]
+    ends = [edge.at for edge in edges if edge.kind == "leave"]
+    return list(zip(starts, ends, strict=True))
 
 
 def expected(marked: str) -> tuple[str, list[tuple[int, int]]]:
