@@ -20,5 +20,5 @@ def test_replayed_decode_graphs_read_what_is_live(page_size: int, tmp_path: Path
     result, end = run_exact(model, flags, tmp_path / "log", "tests.views.graph_by_hand", TRITON_INTERPRET="1")
     assert result is not None, end
     assert (result["backend"], result["page_size"]) == ("LiveTritonAttnBackend", page_size)
-    assert result["replayed"] == 6 and "queries" in result["figures"]
+    assert result["replayed"] == 6 and "queries, pruned" in result["figures"]
     assert_exact(result)
