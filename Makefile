@@ -4,7 +4,7 @@ PYTHON ?= python3
 RUN := .venv/bin/python
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help env demo test lint format bench fuzz soak plot patches-check train-head
+.PHONY: help env demo test test-gpu lint format bench fuzz soak plot patches-check train-head
 
 help:            ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -20,6 +20,10 @@ demo: .venv      ## play one agent session on stock SGLang and with intentkv, si
 
 test: lint       ## linters, type check, import contract, and every test
 	@$(RUN) -m pytest
+
+test-gpu: .venv  ## on a machine with a GPU: every attention backend, with and without graphs; then the benchmarks
+	@$(RUN) -m pytest tests/gpu
+	@$(RUN) scripts/bench.py gpu_serving gpu_kernels gpu_decode
 
 lint: .venv      ## ruff, mypy and the import contract
 	@$(RUN) -m ruff check .

@@ -2,6 +2,7 @@
 
     python scripts/bench.py                       # all, one after the other: under 40 minutes on two cores
     python scripts/bench.py serving_quarter score # some
+    python scripts/bench.py gpu_kernels           # of those for a GPU, which run when they are named
 
 A result names the command that made it, its commit, versions and machine. Run it on a machine that does nothing else.
 """
@@ -14,6 +15,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+import torch
 
 from intentkv.evals.provenance import provenance
 
@@ -31,6 +34,11 @@ PRINTED = {
     "serving_quarter": ["bench_serving.py", "--agents", "8", "--pool", "quarter"],
     "serving_ample": ["bench_serving.py", "--agents", "8", "--pool", "ample"],
 }
+ON_GPU = {
+    "gpu_serving": ["bench_serving.py", "--agents", "8", "--pool", "quarter"],
+    "gpu_kernels": ["bench_kernels.py", "--op", "compact,recover"],
+    "gpu_decode": ["bench_decode.py", "--qwen3", "28", "16", "8"],
+}
 # These write their own file.
 WRITTEN = {
     "ablation": ["ablate_scores.py", "--sessions", "20"],
@@ -41,11 +49,16 @@ WRITTEN = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [*PRINTED, *WRITTEN]
-    parser.add_argument("names", nargs="*", choices=[*names, []], help=f"default: all of {', '.join(names)}")
+    parser.add_argument("names", nargs="*", choices=[*names, *ON_GPU, []], help=f"default: all of {', '.join(names)}")
+    chosen = parser.parse_args().names or names
+    waiting = [name for name in chosen if name in ON_GPU]
+    if waiting and not torch.cuda.is_available():
+        sys.exit(f"bench: waits for a GPU: {', '.join(waiting)}; torch sees none here")
+    prints = PRINTED | ON_GPU
     failed = []
-    for name in parser.parse_args().names or names:
+    for name in chosen:
         begin = time.monotonic()
-        done = printed(name, PRINTED[name]) if name in PRINTED else written(name, WRITTEN[name])
+        done = printed(name, prints[name]) if name in prints else written(name, WRITTEN[name])
         print(f"bench: {name} {'done' if done else 'FAILED'} in {time.monotonic() - begin:.0f} s", flush=True)
         failed += [] if done else [name]
     if failed:

@@ -154,7 +154,7 @@ class LiveViews:
         numbers = np.zeros((2, padded), np.int32)
         numbers[0, : len(rows)] = dropped
         numbers[1, : len(rows)] = np.where(dropped > 0, np.minimum(starts, self._upto[rows]) - dropped, 0)
-        shift, listed = torch.from_numpy(numbers).to(device)
+        shift, listed = torch.from_numpy(numbers).to(device, non_blocking=True)
         lives = [self._views[int(rows[lane])].live[: numbers[1, lane]] for lane in np.flatnonzero(dropped)]
         index = torch.arange(capacity, device=device)
         positions = (index + shift[:, None]).clamp_(max=self._req_to_token.shape[1] - 1)

@@ -98,11 +98,16 @@ class ActionObserver:
 
     # -- a decode step
 
+    @property
+    def watching(self) -> bool:
+        """Whether the decode step that is running has requests inside a region."""
+        return self._step is not None
+
     def begin(self, forward_batch: Any) -> None:
         """Before a forward: list the requests inside a region, from host-known facts."""
         if self._step is not None:
             logger.warning(
-                "a decode step passed %d of %d attention layers where ActKV could see them: run without decode graphs",
+                "a decode step passed %d of %d attention layers where ActKV could see them: report this as a bug",
                 self._step.layers,
                 self._layers,
             )

@@ -112,9 +112,10 @@ def _register_extension_points(settings: Settings) -> None:
 
     from intentkv.engine import live_backends
     from intentkv.engine.cache import register_backend
+    from intentkv.score.registry import make_scorer
 
     register_backend(settings.layout, settings.max_sessions, CACHE_BACKEND)
-    live_backends.register()
+    live_backends.register(lambda: make_scorer(settings.scorer, settings).needs)
 
     @register_resolution_hook("handle_missing_default_values")
     def choose_cache(server_args: Any, previous: Any) -> None:

@@ -5,7 +5,8 @@ All three build the indices of a forward in `init_forward_metadata` (eager, and 
 table `req_to_token`. So the backends' own code runs, but over a batch in which dropped positions do not exist: the rows
 compacted, the lengths live. Nothing else of the forward sees that batch: positions, the scheduler's lengths and the slots
 that are written stay logical. The causal mask of these kernels counts from the end, keys carry their rotation, and a
-captured graph's buffers are sized for the longest row, so live rows and lengths are all they need.
+captured graph's buffers are sized for the longest row, so live rows and lengths are all they need. A graph's queries are
+kept where the server's scorer looks at them (`graph_queries`).
 
 A forward without holes goes to the backend as it is.
 """
@@ -26,7 +27,9 @@ from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 
 from intentkv.apply.live_view import LiveRows, LiveViews
+from intentkv.engine.graph_queries import DECODE_NEEDS, GraphQueries
 from intentkv.errors import SettingsError
+from intentkv.score.base import Need
 
 BACKENDS: Final = {
     "triton": "sglang.srt.layers.attention.triton_backend.TritonAttnBackend",
@@ -39,10 +42,20 @@ def live_class(kind: type) -> type:
     """A subclass of a backend class: its two entry points for metadata, shown live rows.
 
     `views`, the holes of the rows of the backend's `req_to_token`, is None until it is attached: every row reads as stock.
+    `make_queries` makes room for the queries of decode graphs of so many tokens, or says None; `graph_queries` is what it
+    made, and `hides_queries` whether there are decode graphs without it.
     """
 
     class LiveAttention(kind):
         views: LiveViews | None = None
+        make_queries: Callable[[int], GraphQueries | None]
+        graph_queries: GraphQueries | None = None
+        hides_queries = False
+
+        def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int, *args: Any, **kwargs: Any) -> None:
+            super().init_cuda_graph_state(max_bs, max_num_tokens, *args, **kwargs)
+            self.graph_queries = self.make_queries(max_num_tokens)
+            self.hides_queries = self.graph_queries is None
 
         def init_forward_metadata(self, forward_batch: Any) -> None:
             live = live_rows_of(self.views, forward_batch)
@@ -126,14 +139,20 @@ def _reading(backend: Any, live: LiveRows) -> Iterator[None]:
         backend.views.running = running
 
 
-def register() -> None:
-    """Take the seats of the three backends in SGLang's attention registry; call once in a process."""
+def register(needs: Callable[[], frozenset[Need]] = frozenset) -> None:
+    """Take the seats of the three backends in SGLang's attention registry; call once in a process.
+
+    Args:
+        needs: those of the server's scorer; asked when decode graphs are about to be captured.
+    """
     for name in BACKENDS:
-        register_attention_backend(name)(functools.partial(create_backend, name, ATTENTION_BACKENDS[name]))
+        register_attention_backend(name)(functools.partial(create_backend, name, ATTENTION_BACKENDS[name], needs=needs))
 
 
-def create_backend(name: str, create: Callable[[Any], Any], runner: Any) -> Any:
-    """The backend that SGLang's own factory makes for `runner`, reading live rows.
+def create_backend(
+    name: str, create: Callable[[Any], Any], runner: Any, needs: Callable[[], frozenset[Need]] = frozenset
+) -> Any:
+    """The backend that SGLang's own factory makes for `runner`, reading live rows; `needs` as for `register`.
 
     Raises:
         SettingsError: every reason why it cannot serve this model so.
@@ -144,6 +163,9 @@ def create_backend(name: str, create: Callable[[Any], Any], runner: Any) -> Any:
     if reasons:
         raise SettingsError(reasons)
     backend.__class__ = live_class(type(backend))
+    backend.make_queries = lambda tokens: (
+        GraphQueries(layers, tokens, runner.dtype, runner.device) if needs() & DECODE_NEEDS else None
+    )
     return backend
 
 
@@ -182,3 +204,13 @@ def attach_views(backend: Any, views: LiveViews) -> None:
                 f"{', '.join(BACKENDS)}"
             )
         part.views = views
+
+
+def decode_part(backend: Any) -> Any:
+    """The backend that decode steps run on."""
+    return backend.decode_backend if isinstance(backend, HybridAttnBackend) else backend
+
+
+def hides_queries(backend: Any) -> bool:
+    """Whether the decode steps of a runner run in CUDA graphs that do not keep their queries."""
+    return getattr(decode_part(backend), "hides_queries", False)

@@ -2,7 +2,8 @@
 
 The plan of a forward says which rows of the query tensor each request wants observed; every attention layer feeds them
 to the request's mean, and to what else its scorer needs; when the forward is done the history is scored on the same
-stream, against keys that are fresh. Which rows the mean gets depends on the request's text and its next event alone: a
+stream, against keys that are fresh. A decode step that a CUDA graph replays passes no hook: its queries are fed from where
+the graph has left them (`graph_queries`). Which rows the mean gets depends on the request's text and its next event alone: a
 chunk may end anywhere.
 """
 
@@ -12,10 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sglang.srt.model_executor.runner_utils.capture_mode import get_is_capture_mode
 from torch import Tensor
 
 from intentkv.engine import runtime
 from intentkv.engine.collected import RowSink, row_sinks
+from intentkv.engine.live_backends import decode_part
 from intentkv.engine.state import RequestState
 from intentkv.observe.query_mean import QueryMean
 
@@ -139,6 +142,8 @@ def _observed(
     finally:
         active.running_plan = None
     if forward_batch.forward_mode.is_decode():
+        if (plan is not None or active.actions.watching) and output.can_run_graph:
+            feed_replayed(active, plan, runner.attn_backend, len(forward_batch.rids))
         score_decoding(active, forward_batch)
     for request in plan.watched if plan is not None else ():
         active.look(request.state, request.row, request.end)
@@ -153,11 +158,39 @@ def score_decoding(active: runtime.Runtime, forward_batch: Any) -> None:
             active.look(state, int(forward_batch.intentkv_rows[index]), length)
 
 
+def feed_replayed(active: runtime.Runtime, plan: ForwardPlan | None, backend: Any, tokens: int) -> None:
+    """After a decode graph of `tokens` requests was replayed: what `observe_queries` does layer by layer in an eager step.
+
+    Raises:
+        RuntimeError: the graph keeps no queries; no request that needs them may have been let in.
+    """
+    queries = decode_part(backend).graph_queries
+    if queries is None:
+        raise RuntimeError("expected decode graphs that keep their queries, got ones that do not: report this as a bug")
+    for layer, rows in queries.replayed(tokens):
+        if plan is not None:
+            plan.feed(layer.layer_id, rows)
+        active.actions.add(backend, rows, layer)
+
+
 def observe_queries(
-    result: Any, backend: Any, q: Tensor, k: Tensor, v: Tensor, layer: Any, *args: Any, **kwargs: Any
+    result: Any,
+    backend: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layer: Any,
+    forward_batch: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> None:
     """After AttentionBackend.forward, which has put the new keys into the pool: hand this layer's rotated queries to the
-    running plan, if there is one."""
+    running plan, if there is one; while a decode graph is captured, have it keep them."""
+    # SGLang calls a replay of the breakable prefill graph a capture too; the layers of that one are to be observed.
+    if get_is_capture_mode() and forward_batch.forward_mode.is_decode():
+        kept = getattr(decode_part(backend), "graph_queries", None)
+        if kept is not None:
+            kept.record(layer, q)
     active = runtime.current_or_none()
     if active is not None and active.running_plan is not None:
         active.running_plan.feed(layer.layer_id, q.view(q.shape[0], layer.tp_q_head_num, layer.qk_head_dim))

@@ -15,6 +15,8 @@ from intentkv.apply.live_view import LiveViews
 from intentkv.config import Settings
 from intentkv.engine.chat_format import token_marks
 from intentkv.engine.collected import AttentionTap, covariance_input, window_input
+from intentkv.engine.graph_queries import DECODE_NEEDS
+from intentkv.engine.live_backends import hides_queries
 from intentkv.engine.sampling import SamplingObservers
 from intentkv.engine.state import NO_TURN, RequestState, Scored, Turn
 from intentkv.engine.surprise import SurpriseObserver, lm_head_problem
@@ -45,6 +47,7 @@ class Scoring:
         if settings.head is not None:
             self._scorer(HEAD_SCORER)  # now, since a file that is gone must stop the start, not a request
         self._model = runner.model
+        self._hides_queries = hides_queries(runner.attn_backend)
         self._marks = token_marks(scheduler.tokenizer)
         self._rows: Tensor = scheduler.req_to_token_pool.req_to_token
         self._pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
@@ -56,6 +59,11 @@ class Scoring:
     def prepare(self, scorer: str) -> str | None:
         """Get ready to observe what a scorer needs; returns why that cannot be done, or None. Cheap when repeated."""
         needs = self.needs(scorer)
+        if self._hides_queries and needs & DECODE_NEEDS:
+            return (
+                "it looks at the queries of decode steps, which the decode CUDA graphs of this server do not keep: start "
+                f"the server with --intentkv-scorer {scorer}, or with --disable-cuda-graph"
+            )
         if self.surprise is None and "surprise" in needs:
             problem = lm_head_problem(self._model)
             if problem is not None:

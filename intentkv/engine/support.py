@@ -70,6 +70,10 @@ _RULES: tuple[_Rule, ...] = (
         lambda c: envs.SGLANG_ENABLE_METADATA_GLUE_GRAPH.get(),
         "SGLANG_ENABLE_METADATA_GLUE_GRAPH would record one set of live rows for good: unset it",
     ),
+    (
+        lambda c: c.enable_torch_compile,
+        "--enable-torch-compile compiles hooked layers, which has not been proved yet: remove it",
+    ),
     (lambda c: c.strip_thinking_cache, "--strip-thinking-cache cuts rows behind the ledger: remove it"),
 )
 

@@ -22,7 +22,7 @@ def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
         "command": shlex.join(["python", _relative(script), *arguments]),
         "commit": commit(),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
-        "machine": {"cpu": _processor(), "cores": os.cpu_count(), "system": platform.system()},
+        "machine": {"cpu": _processor(), "cores": os.cpu_count(), "system": platform.system(), **_gpu()},
     }
 
 
@@ -48,6 +48,13 @@ def _version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
+
+
+def _gpu() -> dict[str, str]:
+    """The GPU's name, where there is one."""
+    import torch
+
+    return {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
 
 
 def _processor() -> str:

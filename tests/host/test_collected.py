@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.model_executor.model_runner import ModelRunnerOutput
 from torch import Tensor
 
 from intentkv.apply.live_view import LiveViews
@@ -185,10 +186,11 @@ class Served:
             forward_batch.extend_prefix_lens_cpu = [e - n for e, n in zip(ends, new, strict=True)]
         q, k, v = self.host.qkv(sum(new))
 
-        def model(runner: Any, same: Any) -> None:
+        def model(runner: Any, same: Any) -> ModelRunnerOutput:
             self.backend.init_forward_metadata(same)
             output = self.backend.forward(q, k, v, self.host.layer, same)
             assert observer.observe_queries(output, self.backend, q, k, v, self.host.layer, same) is None
+            return ModelRunnerOutput(logits_output=None, can_run_graph=False)
 
         observer.observe_forward(model, None, forward_batch)
         self._expect(q.view(-1, H_Q, DIM), rids, ends, new)

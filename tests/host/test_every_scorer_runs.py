@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+from sglang.srt.model_executor.model_runner import ModelRunnerOutput
 from sglang.srt.runtime_context import get_context
 
 from intentkv.apply.rows import NO_POSITIONS
@@ -79,10 +80,11 @@ class Server:
         q, k, v = self.host.qkv(end - start)
         assert q.shape == (end - start, H_Q * DIM)
 
-        def model(runner: Any, same: ForwardBatch) -> None:
+        def model(runner: Any, same: ForwardBatch) -> ModelRunnerOutput:
             self.backend.init_forward_metadata(same)
             output = self.backend.forward(q, k, v, self.host.layer, same)
             observer.observe_queries(output, self.backend, q, k, v, self.host.layer, same)
+            return ModelRunnerOutput(logits_output=None, can_run_graph=False)
 
         observer.observe_forward(model, None, batch)
         if self.state.pending is None:

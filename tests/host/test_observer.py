@@ -48,7 +48,10 @@ def batch(*requests: tuple[str, int, int], mode: ForwardMode = ForwardMode.EXTEN
 def idle() -> dict[str, SimpleNamespace]:
     """What the hooks ask of a runtime beside its plan, with nothing to do."""
     nothing = lambda *args: None
-    return {"actions": SimpleNamespace(begin=nothing, add=nothing), "confidence": SimpleNamespace(expect=nothing)}
+    return {
+        "actions": SimpleNamespace(begin=nothing, add=nothing, watching=False),
+        "confidence": SimpleNamespace(expect=nothing),
+    }
 
 
 def test_rows_are_counted_over_the_whole_batch() -> None:

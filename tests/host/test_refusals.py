@@ -42,6 +42,7 @@ FLAGS = {
     "--tokenizer-worker-num 2": "workers without plug-ins",
     "--enable-mixed-chunk": "has not been proved",
     "--enable-mis": "live rows shorten",
+    "--enable-torch-compile": "compiles hooked layers",
     "--strip-thinking-cache": "cuts rows",
 }
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.model_executor.model_runner import ModelRunnerOutput
 
 from intentkv.engine import observer, requests, runtime
 from intentkv.engine.sampling import SamplingObservers
@@ -61,9 +62,15 @@ class Server:
         made.out_cache_loc = torch.cat([self.slots(*request) for request in requests]).int()
         ids = torch.tensor([t for rid, begin, end in requests for t in self.texts[rid][begin:end]])
 
-        def model(runner: object, same: SimpleNamespace) -> None:
+        def model(runner: object, same: SimpleNamespace) -> ModelRunnerOutput:
             head, processor = SimpleNamespace(weight=self.head), SimpleNamespace(logit_scale=None)
-            observer.observe_hidden_states(processor, ids, self.table[ids], head, same)
+            # Behind a prefill CUDA graph, rows of padding follow those of the requests.
+            padded_ids = torch.cat((ids, ids[:3] * 0))
+            padded = SimpleNamespace(
+                **vars(same) | {"out_cache_loc": torch.cat((same.out_cache_loc, ids[:3].int() * 0))}
+            )
+            observer.observe_hidden_states(processor, padded_ids, self.table[padded_ids], head, padded)
+            return ModelRunnerOutput(logits_output=None, can_run_graph=False)
 
         observer.observe_forward(model, None, made)
         last = [self.texts[rid][end - 1] for rid, _, end in requests]

@@ -36,8 +36,10 @@ from intentkv.engine import live_backends
 from tests.kernels.host import CONTEXT
 from tests.views.setting import (
     CASES,
+    EVENTS,
     PAGES,
     Setting,
+    capture,
     compacted,
     pruned,
     replay_view,
@@ -107,6 +109,23 @@ def test_a_replayed_decode_graph_finds_live_rows_in_the_captured_buffers(page_si
     assert [slots.tolist() for slots in built[: len(setting.live)]] == [slots.tolist() for slots in setting.live]
     assert [len(slots) for slots in built[len(setting.live) :]] == [1, 1]  # padding
     assert {"page_table", "cache_seqlens_int32", "cu_seqlens_k"} <= set(same_metadata(made, stock.forward_metadata))
+
+
+@pytest.mark.parametrize("page_size", PAGES)
+def test_one_graph_is_replayed_while_rows_grow_and_lose_more(page_size: int) -> None:
+    setting = pruned("decode", page_size)
+    backend = ours(setting)
+    capture(backend, len(setting.live) + 2)
+    captured = backend.forward_metadata
+    for event in EVENTS:
+        setting.decode_more(event)
+        backend.init_forward_metadata_out_graph(replay_view(setting))
+        made = backend.forward_metadata
+        assert made is captured
+        live = [len(slots) for slots in setting.live]
+        assert made.cache_seqlens_int32.tolist() == made.cu_seqlens_k.diff().tolist() == [*live, 1, 1]
+        built = slots_of(made.page_table, made.cache_seqlens_int32, page_size)
+        assert [slots.tolist() for slots in built[:-2]] == [slots.tolist() for slots in setting.live]
 
 
 def test_the_captured_lengths_bound_what_a_replay_may_need() -> None:

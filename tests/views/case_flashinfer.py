@@ -20,7 +20,7 @@ from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend
 from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
 
 from intentkv.engine import live_backends
-from tests.views.setting import PAGES, Setting, compacted, pruned, replay_view
+from tests.views.setting import EVENTS, PAGES, Setting, capture, compacted, pruned, replay_view
 
 
 class Wrapper:
@@ -167,6 +167,24 @@ def test_a_replayed_graph_finds_live_rows_in_the_captured_buffers(page_size: int
     assert built[: len(setting.live)] == as_ints(setting.live)
     assert [len(slots) for slots in built[len(setting.live) :]] == [1, 1]  # padding
     same_plan(captured.plan, stock.decode_cuda_graph_metadata[views[1].batch_size][0].plan)
+
+
+@pytest.mark.parametrize("page_size", PAGES)
+def test_one_graph_is_replayed_while_rows_grow_and_lose_more(page_size: int) -> None:
+    setting = pruned("decode", page_size)
+    backend = ours(setting)
+    size = len(setting.live) + 2
+    capture(backend, size)
+    (captured,) = backend.decode_cuda_graph_metadata[size]
+    for event in EVENTS:
+        setting.decode_more(event)
+        backend.init_forward_metadata_out_graph(replay_view(setting))
+        assert backend.decode_cuda_graph_metadata[size] == [captured]
+        built = lists(captured.plan)
+        assert built[:-2] == as_ints(setting.live) and [len(slots) for slots in built[-2:]] == [1, 1]
+        assert captured.plan["host"].diff().tolist() == [len(slots) for slots in built]
+        end = captured.plan["kv"][-1]
+        assert torch.equal(backend.cuda_graph_kv_indices[0][:end], captured.plan["indices"][:end])
 
 
 def test_prefill_and_decode_backends_of_their_own_both_see_the_views() -> None:

@@ -14,7 +14,7 @@ from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 
 from intentkv.engine import live_backends
 from tests.kernels.host import Host
-from tests.views.setting import CASES, PAGES, Setting, compacted, pruned, replay_view, same_metadata
+from tests.views.setting import CASES, EVENTS, PAGES, Setting, capture, compacted, pruned, replay_view, same_metadata
 
 live_backends.register()
 
@@ -95,6 +95,26 @@ def test_a_replayed_graph_finds_live_rows_in_the_captured_buffers(page_size: int
     assert [slots.tolist() for slots in built[: len(setting.live)]] == [slots.tolist() for slots in setting.live]
     assert [len(slots) for slots in built[len(setting.live) :]] == [1, 1]  # padding
     assert {"kv_indptr", "kv_indices", "num_kv_splits"} <= set(same_metadata(captured, stock.forward_metadata))
+
+
+@pytest.mark.parametrize("page_size", PAGES)
+def test_one_graph_is_replayed_while_rows_grow_and_lose_more(page_size: int) -> None:
+    setting = pruned("decode", page_size)
+    backend = ours(setting)
+    capture(backend, len(setting.live) + 2)
+    captured = backend.forward_metadata
+    for event in EVENTS:
+        setting.decode_more(event)
+        backend.init_forward_metadata_out_graph(replay_view(setting))
+        assert backend.forward_metadata is captured
+        built = lists(captured.kv_indptr, captured.kv_indices)
+        assert [slots.tolist() for slots in built[:-2]] == [slots.tolist() for slots in setting.live]
+        assert [len(slots) for slots in built[-2:]] == [1, 1]
+        short = compacted(setting)
+        stock = with_cores(TritonAttnBackend(short.runner))
+        stock.init_cuda_graph_state(8, 8)
+        stock.init_forward_metadata_out_graph(replay_view(short), in_capture=True)
+        assert torch.equal(captured.num_kv_splits, stock.forward_metadata.num_kv_splits)
 
 
 def test_deterministic_extend_reads_the_same_prefix() -> None:

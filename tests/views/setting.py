@@ -34,7 +34,10 @@ ROWS = (3, 1, 6, 2)  # neither sorted nor all
 LENGTHS = (100, 37, 130, 64)
 NEW = (6, 3, 1, 9)
 HOLES = {0: slice(4, 60), 2: slice(0, 100)}  # request -> where positions are dropped; requests 1 and 3 have no holes
+ROOM = 4  # tokens that a request may still get
 CASES = ("decode", "extend")
+# Events between replays of one graph: by request what is dropped, nothing, and at last all holes are gone.
+EVENTS: tuple[dict[int, range] | None, ...] = ({0: range(64, 80), 1: range(16, 32)}, {}, {2: range(96, 128)}, None)
 PAGES = (1, 16)
 
 
@@ -48,6 +51,7 @@ class Setting:
         views: None where no row has holes.
         full: slots of every request before anything was dropped, `[n]` int64 each.
         dropped: `[n]` Boolean each.
+        room: slots of every request and of the tokens that it may still get, `[n + ROOM]` int64 each.
     """
 
     host: Host
@@ -56,6 +60,24 @@ class Setting:
     views: LiveViews | None
     full: list[torch.Tensor]
     dropped: list[torch.Tensor]
+    room: list[torch.Tensor] = dataclasses.field(default_factory=list)
+
+    def decode_more(self, holes: dict[int, range] | None) -> None:
+        """Go on by a decode step of every request, after an event that drops `holes` of some; None forgets all holes."""
+        page = self.host.page_size
+        for lane, row in enumerate(ROWS):
+            length = len(self.full[lane])
+            mask = torch.zeros(length, dtype=torch.bool)
+            if holes is not None:
+                more = [n for n in holes.get(lane, ()) if (n // page + 1) * page <= length - 1]
+                mask = self.dropped[lane].index_fill(0, torch.tensor(more, dtype=torch.int64), True)
+            gone = mask.nonzero()[:, 0]
+            self.views.set_holes(row, gone.numpy(), length)
+            self.host.rows.write((row, slice(0, length + 1)), self.room[lane][: length + 1].int())
+            self.host.rows.write((row, gone), (gone % page).int())
+            self.full[lane] = self.room[lane][: length + 1]
+            self.dropped[lane] = torch.cat((mask, torch.zeros(1, dtype=torch.bool)))
+        self.batch = _batch("decode", self.full, [len(slots) for slots in self.full])
 
     @property
     def new(self) -> list[int]:
@@ -89,11 +111,13 @@ class Setting:
 def pruned(case: str, page_size: int, dtype: torch.dtype = torch.float32) -> Setting:
     """A batch of four requests, two of them with holes. Float32, because Triton's interpreter has no bfloat16 products."""
     host = Host(page_size, dtype)
-    full, dropped = [], []
+    full, dropped, room = [], [], []
     views = LiveViews(host.rows.req_to_token)
     for lane, (row, length) in enumerate(zip(ROWS, LENGTHS, strict=True)):
-        host.fill_row(row, length)
-        full.append(host.rows.req_to_token[row, :length].long())
+        host.fill_row(row, length + ROOM)
+        room.append(host.rows.req_to_token[row, : length + ROOM].long())
+        host.rows.write((row, slice(length, length + ROOM)), torch.zeros(ROOM, dtype=torch.int32))
+        full.append(room[-1][:length])
         holes = _holes(lane, length - NEW[lane], page_size)
         mask = torch.zeros(length, dtype=torch.bool)
         mask[holes] = True
@@ -101,7 +125,7 @@ def pruned(case: str, page_size: int, dtype: torch.dtype = torch.float32) -> Set
         views.set_holes(row, holes, length - NEW[lane])
         host.rows.write((row, torch.from_numpy(holes)), torch.from_numpy(holes % page_size).int())
     views.running = np.array(ROWS)
-    return Setting(host, runner_of(host, host.rows), _batch(case, full, list(LENGTHS)), views, full, dropped)
+    return Setting(host, runner_of(host, host.rows), _batch(case, full, list(LENGTHS)), views, full, dropped, room)
 
 
 def compacted(setting: Setting) -> Setting:
@@ -133,6 +157,26 @@ def replay_view(setting: Setting, padding: int = 2) -> Any:
     return build_replay_fb_view(
         batch, buffers, count + padding, count, count + padding, None, 1, ForwardMode.DECODE, is_encoder_decoder=False
     )
+
+
+def capture(backend: Any, size: int) -> None:
+    """Capture as SGLang does: a batch of `size` requests of row 0 and length 1, and no forward of ours."""
+    ones, zeros = torch.ones(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int64)
+    batch = ForwardBatch(
+        forward_mode=ForwardMode.DECODE,
+        batch_size=size,
+        input_ids=zeros,
+        req_pool_indices=zeros,
+        seq_lens=ones,
+        seq_lens_cpu=ones.clone(),
+        seq_lens_sum=size,
+        out_cache_loc=zeros,
+    )
+    batch.positions = zeros
+    running, backend.views.running = backend.views.running, None
+    backend.init_cuda_graph_state(8, 8)
+    backend.init_forward_metadata_out_graph(batch, in_capture=True)
+    backend.views.running = running
 
 
 def same_metadata(ours: Any, stock: Any) -> list[str]:
