@@ -201,10 +201,10 @@ def was_aborted(said: tuple[int, Any]) -> bool:
     return status in (400, 499, 500, 503) or answer["choices"][0]["meta_info"]["finish_reason"]["type"] == "abort"
 
 
-def abort_after(server: Server, talk: Talk, rid: str, wait: Callable[[], None]) -> tuple[int, Any]:
+def abort_after(server: Server, talk: Talk, rid: str, wait: Callable[[], None], **fields: Any) -> tuple[int, Any]:
     """Status and answer of a long request that is aborted when `wait` returns."""
     with ThreadPoolExecutor(1) as thread:
-        going = thread.submit(post, server, "/v1/chat/completions", talk.body(LONG, 2000, rid=rid))
+        going = thread.submit(post, server, "/v1/chat/completions", talk.body(LONG, 2000, rid=rid, **fields))
         wait()
         while not going.done():  # SGLang ignores an abort that comes before it has taken the request in
             assert post(server, "/abort_request", {"rid": rid})[0] == 200
