@@ -179,7 +179,7 @@ class Runtime:
     def released(self, req: Any) -> None:
         """A request gives back its row. If it is retracted, it computes again what is not filed, and must know it as well."""
         state: RequestState = req.intentkv
-        if self.scoring.surprise is not None and "surprise" in state.needs and not req.finished():
+        if self.scoring.surprise is not None and not req.finished():
             row = req.kv.req_pool_idx
             if self._rows.is_cuda:  # the step that is still running writes there
                 torch.cuda.current_stream().wait_stream(self._runner.forward_stream)

@@ -1,7 +1,9 @@
 """observe, for scorers that ask for it: how surprising each token was to the model when it came.
 
 One number a slot, so that it travels with KV that is shared, kept over turns, or filed in a namespace. Whoever computes a
-token writes its number, and 0 unless its request asked for more, so that nothing of a slot's earlier owner is ever read.
+token writes its number, so that nothing of a slot's earlier owner is ever read. Once any request has asked, that is so for
+sessions with other scorers too: what one session keeps of a shared text must not depend on the scorer of another that
+computed it first. Only a request that opted out, which is served as by stock SGLang, writes 0.
 
 The row before a token predicts it. Inside a forward both are at hand. The prediction of a forward's last row is kept by the
 row of the request until the token behind it is computed: that is the next chunk's first token, or the one that was sampled.
@@ -24,7 +26,7 @@ from intentkv.kernels.surprise import logit_surprise, token_surprise
 
 @dataclass(frozen=True)
 class _Asking:
-    """A request of the running forward that asks: its place in the batch, its row of `req_to_token`, its first tensor row."""
+    """A session's request in the running forward: its place in the batch, its row of `req_to_token`, its first tensor row."""
 
     state: RequestState
     index: int
@@ -68,7 +70,7 @@ class SurpriseObserver:
         first = 0
         for index, (rid, begin, end) in enumerate(spans):
             state = states.get(rid)
-            if state is not None and "surprise" in state.needs:
+            if state is not None:
                 asking = _Asking(state, index, int(forward_batch.intentkv_rows[index]), first, begin, end)
                 self._asking.append(asking)
             first += end - begin

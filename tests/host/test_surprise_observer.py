@@ -97,8 +97,9 @@ class Server:
 def test_every_token_is_measured_however_it_was_chunked_and_generated(
     cuts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A prompt of 40 tokens in chunks, then 5 generated ones, beside a request that does not ask."""
+    """A prompt of 40 tokens in chunks, then 5 generated ones, beside a request that opted out."""
     server = Server(monkeypatch, other=state_with((10, 20), 100), mine=asking(40))
+    del runtime.current().states["other"]
     for begin, end in itertools.pairwise([0, *cuts]):
         server.forward(("other", begin, end), ("mine", begin, end))
     for end in range(41, 46):
@@ -107,6 +108,18 @@ def test_every_token_is_measured_however_it_was_chunked_and_generated(
     assert server.surprise_of("mine", 0, 1).item() == 0
     assert server.surprise_of("other", 0, 45).tolist() == [0.0] * 45
     assert (server.surprise.by_slot[[*range(45, 100), *range(145, S)]] == 99.0).all()
+
+
+def test_isolation_from_the_scorers_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session whose scorer needs no surprise leaves it with the KV that it shares, all the same."""
+    other = asking(40)
+    other.needs = frozenset()
+    server = Server(monkeypatch, other=other)
+    server.forward(("other", 0, 24))
+    server.forward(("other", 24, 40))
+    for end in range(41, 44):
+        server.forward(("other", end - 1, end), decode=True)
+    torch.testing.assert_close(server.surprise_of("other", 1, 43), server.expected("other", 43), rtol=1e-5, atol=1e-5)
 
 
 def test_the_first_token_behind_a_found_prefix_stays_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
