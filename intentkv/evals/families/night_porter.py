@@ -48,36 +48,36 @@ NIGHT_PORTER = Family(
     ),
     statements=(
         (
-            "Before he went to have his supper the porter wrote down for whoever would come after him that the {what} is {value}, "
-            "as it has been ever since the spring."
+            "The {what} is {value}, which the porter wrote down before his supper for whoever would come after "
+            "him, and it has been so ever since the spring."
         ),
         (
-            "There was some confusion at the desk around midnight, but in the end all of the guests agreed that the {what} is "
-            "{value} and not what the leaflet says."
+            "The {what} is {value}, and not what the leaflet says, as all of the guests agreed in the end after "
+            "some confusion at the desk around midnight."
         ),
         (
-            "The manager, who had come down to look for a newspaper, asked that everybody who works at night should know that the "
-            "{what} is {value}."
+            "The {what} is {value}, and the manager, who had come down to look for a newspaper, asked that "
+            "everybody who works at night should know it."
         ),
         (
-            "While the rain was beating against the windows, the housekeeper mentioned over a cup of tea that the {what} is {value}, "
-            "which the others had never heard."
+            "The {what} is {value}, as the housekeeper mentioned over a cup of tea while the rain was beating "
+            "against the windows and nobody wanted to leave."
         ),
         (
-            "A man from the company came by shortly before closing time and left a note on the counter which says that the {what} "
-            "is {value}."
+            "The {what} is {value} according to a note that a man from the company left on the counter when he "
+            "came by shortly before closing time."
         ),
         (
-            "When the lady from the third floor asked for the fourth time in one evening, the porter looked it up and told her that "
-            "the {what} is {value}."
+            "The {what} is {value}, as the porter told the lady from the third floor when she asked for the "
+            "fourth time in one and the same evening."
         ),
         (
-            "It is not easy to remember among all the things that one has to keep in mind, but the {what} is {value}, at least until "
-            "the end of the season."
+            "The {what} is {value}, at least until the end of the season, which is not easy to remember among "
+            "all the things that one has to keep in mind."
         ),
         (
-            "According to the letter that arrived with the evening post, and which is now in the drawer under the bell, the {what} "
-            "is {value} from this week on."
+            "The {what} is {value} from this week on, according to the letter that arrived with the evening post "
+            "and which is now in the drawer under the bell."
         ),
     ),
     filler="{} {}.",
