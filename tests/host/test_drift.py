@@ -23,6 +23,7 @@ from tests.host.test_same_decisions import make_world, words
 
 publish_settings()
 THINK = 24  # tokens of an answer that later prompts do not have
+SCORER = "intent-rescaled"  # reads the memory
 STYLES = {
     "every answer": 1,
     "whole rounds": 3,
@@ -47,7 +48,7 @@ def play(world: SessionWorld, style: str) -> list[Req]:
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("style", STYLES)
 def test_all_before_the_stripped_thoughts_is_used_and_the_rest_computed_again(style: str, page_size: int) -> None:
-    world = make_world(page_size, "reclaim", None)
+    world = make_world(SCORER, page_size, "reclaim", None)
     served = play(world, style)
     texts = [np.array(req.origin_input_ids + req.output_ids) for req in served]
     drifted = 0
@@ -66,7 +67,7 @@ def test_all_before_the_stripped_thoughts_is_used_and_the_rest_computed_again(st
 
 @pytest.mark.parametrize("style", STYLES)
 def test_the_memory_of_the_session_goes_on(style: str) -> None:
-    world = make_world(1, "reclaim", None)
+    world = make_world(SCORER, 1, "reclaim", None)
     turns = [req.intentkv.turn for req in play(world, style)]
     assert len(world.runtime.scoring.memory) == 1
     kept = float(np.exp(-Settings().memory_decay))
@@ -78,10 +79,10 @@ def test_the_memory_of_the_session_goes_on(style: str) -> None:
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("style", STYLES)
 def test_the_same_answers_and_holes_however_it_is_scheduled(style: str, page_size: int) -> None:
-    expected = play(make_world(page_size, "mask", None), style)
+    expected = play(make_world(SCORER, page_size, "mask", None), style)
     for seed in range(3):
         world = make_world(
-            page_size, "reclaim" if seed else "mask", random.Random(seed), "python" if seed == 2 else "rust"
+            SCORER, page_size, "reclaim" if seed else "mask", random.Random(seed), "python" if seed == 2 else "rust"
         )
         for turn, (one, other) in enumerate(zip(expected, play(world, style), strict=True)):
             assert list(other.output_ids) == list(one.output_ids), f"seed {seed}, turn {turn}"
