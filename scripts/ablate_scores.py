@@ -21,7 +21,7 @@ from rich.table import Table
 from intentkv.config import Settings
 from intentkv.engine.chat_format import message_format, token_marks
 from intentkv.evals.model import model_path
-from intentkv.evals.offline import Replayer, facts_kept
+from intentkv.evals.offline import Replay, Replayer, facts_kept
 from intentkv.evals.plan import add_session_arguments, planned_sessions
 from intentkv.evals.provenance import provenance
 from intentkv.score.base import Need, ScoreInput, Scorer
@@ -32,6 +32,7 @@ from intentkv.score.rule import RuleScorer
 BUDGETS = (50, 25, 12)  # percent
 DECAY = Settings().memory_decay
 FORGETS = 100.0  # the decay of a memory that is this turn's query alone
+BOUND = "what will be asked for, first"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +60,16 @@ def best_sum(x: ScoreInput) -> torch.Tensor:
 def short_first(x: ScoreInput) -> torch.Tensor:
     """Short sentences first: what the length alone tells."""
     return segment_worth(torch.ones(len(x.slots)), x.segments, 1)
+
+
+def asked_first(replay: Replay) -> Callable[[ScoreInput], torch.Tensor]:
+    """The sentences with what this session asks for, then the newest: more than any ranking can know, and what it could reach."""
+    told = torch.from_numpy(np.concatenate([prompt.stated_in for prompt in replay.prompts]))
+
+    def score(x: ScoreInput) -> torch.Tensor:
+        return torch.isin(x.segments, told).float() * replay.length + x.positions
+
+    return score
 
 
 def times_rank(rule: RuleScorer, weight: float) -> Callable[[ScoreInput], torch.Tensor]:
@@ -100,36 +111,49 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add_session_arguments(parser, sessions=100, seed=5000)
     parser.add_argument("--head", help="a residual head's file, for one row more")
+    parser.add_argument("--rows", nargs="+", metavar="NAME", help="of the table, as it prints them (default: all)")
     parser.add_argument("--threads", type=int, default=None, help="torch threads (default: torch's choice)")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     arguments = parser.parse_args()
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
+    table = rows(arguments.head)
+    unknown = set(arguments.rows or table) - set(table)
+    if unknown:
+        parser.error(f"--rows: expected some of {', '.join(map(repr, table))}, got {sorted(unknown)}")
+    table = {name: row for name, row in table.items() if name in (arguments.rows or table)}
     console = Console(width=110)
     replayer = Replayer(str(model_path()), lambda tokenizer: message_format(tokenizer, None), token_marks)
-    table = rows(arguments.head)
-    samples: dict[str, dict[str, list[list[bool]]]] = {name: {str(b): [] for b in BUDGETS} for name in table}
+    samples: dict[str, dict[str, list[list[bool]]]] = {name: {str(b): [] for b in BUDGETS} for name in (*table, BOUND)}
     lengths, names = [], []
     for session in track(planned_sessions(arguments), "sessions", console=console, transient=True):
         replay = replayer.read(session)
         names.append(replay.name)
         lengths.append(replay.length)
-        for name, row in table.items():
+        for name, row in {**table, BOUND: Row(asked_first(replay))}.items():
             for budget in BUDGETS:
                 kept = facts_kept(replay, row, replay.length * budget // 100, row.decay)
                 samples[name][str(budget)].append(kept)
-    print_table(console, samples)
+    families = [name.rpartition("-")[0] for name in names]
+    for family in dict.fromkeys(families):
+        chosen = [i for i, of in enumerate(families) if of == family]
+        part = {
+            name: {budget: [kept[i] for i in chosen] for budget, kept in budgets.items()}
+            for name, budgets in samples.items()
+        }
+        print_table(console, part, f"{family}, {len(chosen)} sessions")
+    print_table(console, samples, f"all {len(names)} sessions")
     if arguments.out is not None:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         result = {"kind": "ablation", **provenance(), "sessions": names, "lengths": lengths, "facts_kept": samples}
         arguments.out.write_text(json.dumps(result) + "\n", encoding="utf-8")
 
 
-def print_table(console: Console, samples: dict[str, dict[str, list[list[bool]]]]) -> None:
+def print_table(console: Console, samples: dict[str, dict[str, list[list[bool]]]], sessions: str) -> None:
     shown = Table(
         "ranked by",
         *(f"{budget} %" for budget in BUDGETS),
-        title="facts of the history live in full, % (95 % interval)",
+        title=f"{sessions}: facts of the history live in full, % (95 % interval)",
     )
     for name, budgets in samples.items():
         shown.add_row(name, *(_cell(budgets[str(budget)]) for budget in BUDGETS))

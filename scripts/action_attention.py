@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from intentkv.evals.families import FAMILIES
+from intentkv.evals.families import SHORT_FACTS
 from intentkv.evals.model import model_path
 from intentkv.evals.sessions import Session, make_session
 from intentkv.observe.action_regions import ActionRegions, make_detector
@@ -87,7 +87,7 @@ def main() -> None:
 
     held: dict[tuple[str, float, str], list[float]] = defaultdict(list)
     classes: dict[str, int] = defaultdict(int)
-    for family in FAMILIES.values():
+    for family in SHORT_FACTS.values():
         for seed in range(args.sessions):
             calls = attention_of_calls(model, tokenizer, make_session(family, seed), args.turns)
             keep = KeepScores(decay=0.5, top_p=0.9)
@@ -105,7 +105,7 @@ def main() -> None:
                 classes[name] += count
 
     means = {key: float(np.mean(values)) for key, values in held.items()}
-    print(f"{len(FAMILIES) * args.sessions} sessions of {args.turns} turns; attention mass held by the kept tokens")
+    print(f"{len(SHORT_FACTS) * args.sessions} sessions of {args.turns} turns; attention mass held by the kept tokens")
     print(f"{'kept':>6}  {'of':10}" + "".join(f"{of:>13}" for of in SETS))
     for share in SHARES:
         for which in ("this call", "next call"):
@@ -115,7 +115,7 @@ def main() -> None:
     print("entries by access class: " + ", ".join(f"{name} {count / total:.1%}" for name, count in classes.items()))
     if args.json:
         rows = {f"{of}, {share:.0%}, {which}": round(value, 4) for (of, share, which), value in means.items()}
-        print(json.dumps({"mass": rows, "access": classes, "sessions": len(FAMILIES) * args.sessions}))
+        print(json.dumps({"mass": rows, "access": classes, "sessions": len(SHORT_FACTS) * args.sessions}))
 
 
 if __name__ == "__main__":

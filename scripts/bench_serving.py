@@ -18,7 +18,7 @@ from rich.progress import Progress
 from rich.table import Table
 from transformers import AutoTokenizer
 
-from intentkv.evals.families import FAMILIES
+from intentkv.evals.families import SHORT_FACTS
 from intentkv.evals.load import LoadResult, play_together
 from intentkv.evals.model import model_path
 from intentkv.evals.server import running_server
@@ -41,7 +41,7 @@ def main() -> int:
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stopped by `kill` as by Ctrl-C: the server stops first
     model = arguments.model or model_path()
-    families = list(FAMILIES.values())
+    families = list(SHORT_FACTS.values())
     sessions = [
         make_session(families[n % len(families)], arguments.seed + n, records=arguments.records, late=arguments.late)
         for n in range(arguments.agents)

@@ -27,7 +27,7 @@ from rich.table import Table
 from intentkv.engine.doctor_server import examine_server
 from intentkv.evals import soak
 from intentkv.evals.client import play
-from intentkv.evals.families import FAMILIES
+from intentkv.evals.families import SHORT_FACTS
 from intentkv.evals.load import read_metrics
 from intentkv.evals.model import model_path
 from intentkv.evals.provenance import provenance
@@ -85,7 +85,7 @@ class Load:
         draw = random.Random(number)
         for seed in itertools.count(1000 * number):
             # Sessions of different lengths, so that the agents do not all begin a session at the same time.
-            session = make_session(draw.choice(list(FAMILIES.values())), seed, records=draw.randint(2, 5))
+            session = make_session(draw.choice(list(SHORT_FACTS.values())), seed, records=draw.randint(2, 5))
             try:
                 for _ in play(session, url, params=params):
                     self.turns.append(self.seconds())

@@ -30,7 +30,7 @@ from intentkv.apply.ledger import SlotLedger
 from intentkv.apply.namespace import NamespaceNames
 from intentkv.apply.rows import NO_POSITIONS, droppable
 from intentkv.engine.cache_audit import audit
-from intentkv.engine.cache_events import apply_drop, file_tail
+from intentkv.engine.cache_events import apply_drop, file_tail, let_go_forgotten
 from intentkv.engine.cache_paths import Hit, PathLock, PathNode, assemble, match_namespaces, prefix_slots
 from intentkv.engine.cache_rows import Row, session_of
 from intentkv.engine.session_records import Record, SessionRecords
@@ -231,7 +231,9 @@ class IntentKVRadixCache(UnifiedRadixCache):
 
     def _remember(self, row: Row) -> None:
         tokens = row.tokens()
-        self.records.note(row.session, Record(row.scope, tokens, row.holes, row.path))
+        for record in self.records.note(row.session, Record(row.scope, tokens, row.holes, row.path)):
+            if len(record.holes):
+                let_go_forgotten(self, row, record)
         self.guard.note(("session", row.session), row.scope, tokens)
 
     def free_kv_row(self, kv: ReqKvInfo, ranges: list[tuple[int, int]]) -> None:

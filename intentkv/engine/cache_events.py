@@ -142,25 +142,39 @@ def _give_way(cache: IntentKVRadixCache, row: Row, tokens: np.ndarray, cut: int)
     An edited history, or a chat template that rewrites the last answer, leaves the old continuation as a branch; were
     it kept, the nodes below could never come out. What others share, and what a parallel request still runs on, stays.
     """
-    user = ("session", row.session)
     for record in cache.records.of(row.session):
         common = page_floor(common_prefix(record.tokens, tokens), cache.page_size)
         if record.scope != row.scope or common <= cut or common >= len(record.tokens):
             continue
-        gone = True
-        for segment in reversed(record.path):
-            floor = len(live_positions(segment.start, common, segment.missing))
-            if segment.name is None:
-                shared = cache.guard.shared(
-                    user, row.scope, record.tokens[: segment.end], beyond=min(common, segment.end)
-                )
-                floor = page_floor(shared, cache.page_size)
-            out = withdraw(cache.tree_core, _match(cache, row, segment, record), floor)
-            gone &= out.kept <= floor
-            cache.ledger.leave_tree(out.slots)
-            _free(cache, row, out.slots)
-        if gone:
+        if _let_go(cache, row, record, common):
             cache.records.remove(row.session, record)
+
+
+def let_go_forgotten(cache: IntentKVRadixCache, row: Row, record: Record) -> None:
+    """Free what a text that its session no longer remembers has for itself: no event could find and free it later.
+
+    With a template that rewrites every answer that is a text a turn; were it left, what lies below would not come out of the tree
+    until it is evicted.
+    """
+    others = [other.tokens for other in cache.records.of(row.session) if other.scope == record.scope]
+    if record.scope == row.scope and others:
+        _let_go(cache, row, record, page_floor(max(common_prefix(record.tokens, o) for o in others), cache.page_size))
+
+
+def _let_go(cache: IntentKVRadixCache, row: Row, record: Record, common: int) -> bool:
+    """Free what `record` has from position `common` on, unless others share it or run on it; whether all of it went."""
+    gone = True
+    for segment in reversed(record.path):
+        floor = len(live_positions(segment.start, common, segment.missing))
+        if segment.name is None:
+            user = ("session", row.session)
+            shared = cache.guard.shared(user, row.scope, record.tokens[: segment.end], beyond=min(common, segment.end))
+            floor = page_floor(shared, cache.page_size)
+        out = withdraw(cache.tree_core, _match(cache, row, segment, record), floor)
+        gone &= out.kept <= floor
+        cache.ledger.leave_tree(out.slots)
+        _free(cache, row, out.slots)
+    return gone
 
 
 def _match(cache: IntentKVRadixCache, row: Row, segment: Segment, record: Record) -> int:

@@ -10,7 +10,8 @@ import numpy as np
 from intentkv.apply.namespace import Segment
 from intentkv.apply.rows import common_prefix
 
-BRANCHES: Final = 4  # texts kept a session: its last turn, and parallel calls or edits that went another way
+BRANCHES: Final = 4  # pruned texts kept a session: its last turn, and parallel calls or edits that went another way
+UNPRUNED_BRANCHES: Final = 16  # the same before its first event; they cost a match nothing
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,17 @@ class SessionRecords:
         self.max_sessions = max_sessions
         self._sessions: OrderedDict[str, list[Record]] = OrderedDict()
 
-    def note(self, session: str, record: Record) -> None:
-        """Remember the newest text of `session`; it replaces texts that it continues."""
+    def note(self, session: str, record: Record) -> list[Record]:
+        """Remember the newest text of `session`; it replaces texts that it continues. Returns those it pushes out."""
         others = [r for r in self._sessions.get(session, []) if not _continues(record, r)]
-        self._sessions[session] = [record, *others][:BRANCHES]
+        texts = [record, *others]
+        pruned, unpruned = [r for r in texts if len(r.holes)], [r for r in texts if not len(r.holes)]
+        over = pruned[BRANCHES:] + unpruned[UNPRUNED_BRANCHES:]
+        self._sessions[session] = [r for r in texts if not any(r is out for out in over)]
         self._sessions.move_to_end(session)
         while len(self._sessions) > self.max_sessions:
             self._sessions.popitem(last=False)
+        return over
 
     def of(self, session: str) -> tuple[Record, ...]:
         """Texts of `session`, the newest first."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from intentkv.evals.families import FAMILIES
+from intentkv.evals.families import FAMILIES, SHORT_FACTS
 from intentkv.evals.recorded import recorded_sessions
 from intentkv.evals.sessions import Session, make_session
 
 
 def add_session_arguments(parser: argparse.ArgumentParser, sessions: int, seed: int) -> None:
     """Adds `--families`, `--sessions`, `--seed` (with these defaults) and `--traces` to `parser`."""
-    parser.add_argument("--families", nargs="+", choices=sorted(FAMILIES), default=list(FAMILIES), help="default: all")
+    default = list(SHORT_FACTS)
+    parser.add_argument(
+        "--families", nargs="+", choices=sorted(FAMILIES), default=default, help=f"default: {' '.join(default)}"
+    )
     parser.add_argument("--sessions", type=int, default=sessions, help="families in turn (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=seed, help="of each family's first session (default: %(default)s)")
     parser.add_argument("--traces", type=Path, help="JSONL of OpenAI chats or ToolBench, instead of generated sessions")

@@ -25,7 +25,10 @@ class Family:
             uses an object at most once, and a label again only when it has used all: SmolLM2 mixes up facts that share one.
         openings, actions, reasons, closings: parts that a sentence of filler is made of.
         details: sentences of filler with `{person}`, `{amount}` and `{code}`.
-        style: how a record is written: running text, a list, or a log with times.
+        style: how a record is written: running text, a list, a log with times, or bare lines.
+        statements: what a fact is told in, with `{what}` and `{value}`; in turn.
+        filler: the form of a sentence of filler, with a place for each kind of part that there is, in order.
+        filler_times: sentences of filler for each that is asked for, where they are short.
         noise: makes one line that is surprising and useless, such as a hash.
         noise_lines: how many of them a record has.
     """
@@ -42,7 +45,10 @@ class Family:
     reasons: tuple[str, ...]
     closings: tuple[str, ...]
     details: tuple[str, ...]
-    style: Literal["prose", "list", "log"]
+    style: Literal["prose", "list", "log", "lines"]
+    statements: tuple[str, ...] = ("The {what} is {value}.",)
+    filler: str = "{} {} {}, {}."
+    filler_times: int = 1
     noise: Callable[[random.Random], str] | None = None
     noise_lines: int = 0
 
@@ -56,28 +62,26 @@ class Fact:
     turn: int
 
     @property
-    def statement(self) -> str:
-        """As a record puts it, once."""
-        return f"The {self.what} is {self.value}."
-
-    @property
     def question(self) -> str:
         return f"What is the {self.what}?"
 
 
 def record(family: Family, number: int, facts: list[Fact], filler: int, draw: random.Random, fresh: Fresh) -> str:
     """The text of record `number` (from 1): its title, then `facts` among `filler` sentences, in an order drawn from `draw`."""
-    sentences = _filler(family, filler, draw, fresh)
+    sentences = _filler(family, filler * family.filler_times, draw, fresh)
     for _ in range(family.noise_lines if family.noise else 0):
         assert family.noise is not None
         sentences.insert(draw.randrange(1, len(sentences) + 1), family.noise(draw))
-    for fact in facts:
-        sentences.insert(draw.randrange(1, len(sentences)), fact.statement)
+    for place, fact in enumerate(facts, start=(number - 1) * len(facts)):
+        statement = family.statements[place % len(family.statements)].format(what=fact.what, value=fact.value)
+        sentences.insert(draw.randrange(1, len(sentences)), statement)
     heading = title(family, number).capitalize()
     if family.style == "prose":
         return f"{heading}. " + " ".join(sentences)
     if family.style == "list":
         return f"{heading}:\n" + "\n".join(f"- {sentence}" for sentence in sentences)
+    if family.style == "lines":
+        return f"{heading}:\n" + "\n".join(sentences)
     minute = draw.randrange(60, 600)
     lines = []
     for sentence in sentences:
@@ -94,7 +98,7 @@ def title(family: Family, number: int) -> str:
 def _filler(family: Family, count: int, draw: random.Random, fresh: Fresh) -> list[str]:
     """`count` sentences of which no two share more than a part; each part comes up about equally often."""
     parts = (family.openings, family.actions, family.reasons, family.closings)
-    decks = [itertools.cycle(draw.sample(part, len(part))) for part in parts]
+    decks = [itertools.cycle(draw.sample(part, len(part))) for part in parts if part]
     details = itertools.cycle(draw.sample(family.details, len(family.details)))
     sentences = []
     for _ in range(count):
@@ -102,5 +106,5 @@ def _filler(family: Family, count: int, draw: random.Random, fresh: Fresh) -> li
             values = {"person": fresh(person), "amount": fresh(amount), "code": fresh(code)}
             sentences.append(next(details).format(**values))
         else:
-            sentences.append("{} {} {}, {}.".format(*(next(deck) for deck in decks)))
+            sentences.append(family.filler.format(*(next(deck) for deck in decks)))
     return sentences

@@ -71,6 +71,16 @@ def attention_shares_reference(
     return shares
 
 
+def rule_score_reference(queries: torch.Tensor, keys: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """What `rule_score.add_rule_score` adds, by one softmax a query head; `[n]` float64."""
+    heads, kv_heads = len(queries), keys.shape[1]
+    total = torch.zeros(len(slots), dtype=torch.float64)
+    for h in range(heads):
+        logits = keys[slots, h // (heads // kv_heads)].double() @ queries[h].double()
+        total += logits.softmax(0)
+    return total
+
+
 def recover_attention_reference(
     query: torch.Tensor, keys: torch.Tensor, slots: Sequence[torch.Tensor], scale: float
 ) -> tuple[list[torch.Tensor], torch.Tensor]:

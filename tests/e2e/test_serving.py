@@ -140,6 +140,25 @@ class TestPruning:
             messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
         assert before is not None and before["freed_slots"] > 0
 
+    def test_a_template_that_strips_earlier_thoughts(self, intentkv_server: Server) -> None:
+        """Each prompt says "OK" where the last answer was 40 tokens long: all before it is found, pruned as it was."""
+        messages = [{"role": "system", "content": "You are a helpful assistant."}]
+        before = None
+        for turn in range(5):
+            messages.append({"role": "user", "content": FILLER * 12 + f"This was note {turn}. Say OK."})
+            status, answer = chat(intentkv_server, messages, session_id="thinks", max_tokens=40, ignore_eos=True)
+            assert status == 200, answer
+            assert answer["usage"]["completion_tokens"] == 40
+            report = answer["choices"][0]["meta_info"]["intentkv"]
+            if before is not None:
+                # Of the answer nothing is found, or a few tokens that happen to be the same.
+                assert before["live_tokens"] - 40 <= report["reused_prefix_tokens"] <= before["live_tokens"] - 36
+                assert report["dropped_tokens"] >= before["dropped_tokens"]
+                assert report["freed_slots"] > 0
+            before = report
+            messages.append({"role": "assistant", "content": "OK"})
+        assert before is not None and before["dropped_tokens"] > 400
+
     @pytest.mark.parametrize(
         ("params", "said"),
         [

@@ -4,13 +4,14 @@ import hashlib
 import os
 import random
 import re
+import statistics
 import subprocess
 import sys
 
 import pytest
 
 from intentkv.evals.draws import Fresh, digits
-from intentkv.evals.families import FAMILIES
+from intentkv.evals.families import FAMILIES, LONG_FACTS
 from intentkv.evals.sessions import Session, Transcript, is_right, make_session
 
 SEEDS = range(20)
@@ -121,10 +122,28 @@ def test_some_questions_want_a_tool_call_and_some_facts_are_never_asked_for(fami
     assert max(distinct) < 4 * 3
 
 
-def test_one_family_is_dense_in_surprising_lines_that_nobody_asks_about() -> None:
-    text = said_before(Transcript(session("code-review", 0)).ask(session("code-review", 0).turns[0]))
+@pytest.mark.parametrize("family", ["code-review", "device-events"])
+def test_some_families_are_dense_in_surprising_lines_that_nobody_asks_about(family: str) -> None:
+    text = said_before(Transcript(session(family, 0)).ask(session(family, 0).turns[0]))
     noisy = re.findall(r"commit [0-9a-f]{40}|sha256-\S{44}|File \"/srv/|0x[0-9a-f]{12}", text)
-    assert len(noisy) == FAMILIES["code-review"].noise_lines
+    assert len(noisy) == FAMILIES[family].noise_lines
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_facts_are_short_among_long_filler_or_long_among_short_filler(family: str) -> None:
+    """In characters of a sentence or line, so that a ranking by length alone does well on one kind and not on the other."""
+    played = session(family, 1)
+    facts, filler = [], []
+    for content in {m["content"] for turn in played.turns for m in turn.messages if m["role"] == "tool"}:
+        for sentence in re.split(r"(?<=\.) |\n", content)[1:]:
+            (facts if re.search(r"the .* of the .* is \d{4}\b", sentence, re.IGNORECASE) else filler).append(
+                len(sentence)
+            )
+    assert len(facts) == 5 * 3
+    if family in LONG_FACTS:
+        assert min(facts) > 90 and statistics.median(filler) < 40
+    else:
+        assert max(facts) < 70 and statistics.median(filler) > 90
 
 
 def test_too_many_facts_are_refused() -> None:

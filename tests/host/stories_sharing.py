@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from intentkv.engine.session_records import BRANCHES
 from tests.host.checks import check_world
 from tests.host.stories import Make, Stage, text_of
 
@@ -141,6 +142,31 @@ def rewritten_answer_gives_way(make: Make) -> None:
         text += stage.words(f"rewritten {turn}", 2) + stage.words(f"question {turn}", 3)
 
 
+def rewritten_answers_between_events(make: Make) -> None:
+    """Nine branches before the next event, more than a session remembers: what is forgotten takes its pages along, unless
+    a parallel call runs on it."""
+    for parallel in (False, True):
+        stage = Stage(make)
+        stage.drops["s"] = [2]
+        first = stage.say(stage.words("prompt", 12), new=3 * stage.page)
+        other = stage.start(text_of(first) + stage.words("parallel", 2), new=3 * stage.page) if parallel else None
+        text = text_of(first)[: 12 * stage.page]
+        for turn in range(9):
+            text += stage.words(f"rewritten {turn}", 2) + stage.words(f"question {turn}", 3)
+            stage.drops["s"] = [2] if turn < 8 else [2, 4, 15]
+            req = stage.say(text, new=3 * stage.page)
+            assert stage.found(req) == 12 + 5 * turn
+            assert len(stage.cache.records.of("s")) <= BRANCHES
+        if other is None:
+            assert req.intentkv.freed == req.intentkv.dropped == 2 * stage.page
+            assert stage.cache.evictable_size() // stage.page == stage.filed(req) - 3
+        else:
+            while not other.finished():
+                stage.world.decode([other])
+                check_world(stage.world)
+            assert stage.found(stage.say(text_of(other) + stage.words("on", 1))) >= 12
+
+
 def tenants_do_not_meet(make: Make) -> None:
     stage = Stage(make)
     stage.drops["s"] = [4]
@@ -176,6 +202,7 @@ STORIES = [
     edited_history,
     retried_turn,
     rewritten_answer_gives_way,
+    rewritten_answers_between_events,
     tenants_do_not_meet,
     common_document_across_sessions,
 ]

@@ -128,6 +128,10 @@ def own_branches_stay_in_the_way(patch: Patch) -> None:
     patch.setattr(cache_events, "_give_way", lambda cache, row, tokens, cut: None)
 
 
+def forgotten_texts_stay(patch: Patch) -> None:
+    patch.setattr(cache_module, "let_go_forgotten", lambda cache, row, record: None)
+
+
 def beginning_is_evicted_first(patch: Patch) -> None:
     settle = cache_events._settle
 
@@ -189,6 +193,7 @@ FAULTS = [
     lock_the_namespace_only,
     withdraw_what_others_hold,
     own_branches_stay_in_the_way,
+    forgotten_texts_stay,
     beginning_is_evicted_first,
     holes_forgotten_at_the_next_turn,
     view_not_told,

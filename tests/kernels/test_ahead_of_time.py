@@ -12,7 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource
 
-from intentkv.kernels import compact, lse, recover
+from intentkv.kernels import compact, lse, recover, rule_score
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 ARCHITECTURES = (80, 90, 100, 120)
@@ -35,12 +35,27 @@ def copying_kernel(entry: int) -> tuple[Any, dict, dict]:
     return compact.copy_kernel, pools | {"key_stride": "i32", "value_stride": "i32"}, {"ENTRY": entry, "BLOCK": 1024}
 
 
+def rule_score_kernel(kernel: Any, dtype: torch.dtype, group: int, dim: int) -> tuple[Any, dict, dict]:
+    signature = {"queries": "*fp32", "keys": POINTER[dtype], "slots": "*i64", "peaks": "*fp32", "masses": "*fp32"}
+    shape = {"GROUP": group, "DIM": dim, "DIM_PAD": triton.next_power_of_2(dim), "BLOCK": rule_score.BLOCK}
+    if kernel is rule_score.peak_kernel:
+        signature |= {"n": "i32", "slot_stride": "i32", "splits": "i32"}
+        return kernel, signature, {**shape, "GROUP_PAD": triton.next_power_of_2(group)}
+    return kernel, {**signature, "out": "*fp32", "n": "i32", "slot_stride": "i32"}, {"KV_HEADS": 8, **shape}
+
+
 KERNELS = {
     "recover bf16 G4 D128": attention_kernel(recover.recover_kernel, torch.bfloat16, 4, 128),
     "recover f16 G16 D256": attention_kernel(recover.recover_kernel, torch.float16, 16, 256),
     "recover f32 G3 D80": attention_kernel(recover.recover_kernel, torch.float32, 3, 80),
     "lse bf16 G4 D128": attention_kernel(lse.lse_kernel, torch.bfloat16, 4, 128),
     "lse f16 G16 D256": attention_kernel(lse.lse_kernel, torch.float16, 16, 256),
+    "rule peaks bf16 G4 D128": rule_score_kernel(rule_score.peak_kernel, torch.bfloat16, 4, 128),
+    "rule peaks f16 G8 D64": rule_score_kernel(rule_score.peak_kernel, torch.float16, 8, 64),
+    "rule peaks f32 G16 D256": rule_score_kernel(rule_score.peak_kernel, torch.float32, 16, 256),
+    "rule shares bf16 G4 D128": rule_score_kernel(rule_score.share_kernel, torch.bfloat16, 4, 128),
+    "rule shares f16 G8 D64": rule_score_kernel(rule_score.share_kernel, torch.float16, 8, 64),
+    "rule shares f32 G16 D256": rule_score_kernel(rule_score.share_kernel, torch.float32, 16, 256),
     "compact 8 x 128": copying_kernel(8 * 128),
     "compact 3 x 80": copying_kernel(3 * 80),
 }
@@ -70,7 +85,7 @@ def test_compiles_for_every_architecture_without_spills(
         found = usage(compiled.asm["cubin"], tmp_path / "kernel.cubin")
         with capsys.disabled():
             print(
-                f"\n  {name:22} sm_{architecture:<4} {found['REG']:3} registers, {found['STACK'] + found['LOCAL']} bytes "
+                f"\n  {name:24} sm_{architecture:<4} {found['REG']:3} registers, {found['STACK'] + found['LOCAL']} bytes "
                 f"spilled, {compiled.metadata.shared} bytes of shared memory",
                 end="",
             )

@@ -6,7 +6,7 @@ import pytest
 from intentkv.apply.guard import SharedText
 from intentkv.apply.namespace import NamespaceNames, Segment, entry_ids
 from intentkv.apply.rows import NO_POSITIONS, common_prefix, droppable, live_positions, tombstones
-from intentkv.engine.session_records import BRANCHES, Record, SessionRecords
+from intentkv.engine.session_records import BRANCHES, UNPRUNED_BRANCHES, Record, SessionRecords
 
 
 def positions(*values: int) -> np.ndarray:
@@ -83,20 +83,28 @@ def test_guard_forgets_whom_it_has_not_seen_for_longest() -> None:
     assert guard.shared("x", None, positions(*map(ord, "aaaa")), beyond=0) == 4
 
 
-def record(*tokens: int, scope: str = "s") -> Record:
-    return Record(scope, np.array(tokens, dtype=np.int32), NO_POSITIONS, ())
+def record(*tokens: int, holes: np.ndarray = NO_POSITIONS) -> Record:
+    return Record("s", np.array(tokens, dtype=np.int32), holes, ())
 
 
 def test_session_records_keep_texts_that_went_another_way() -> None:
     records = SessionRecords()
     one, longer, branch = record(1, 2), record(1, 2, 3), record(1, 4)
     for each in (one, longer, branch):
-        records.note("s", each)
+        assert records.note("s", each) == []
     assert records.of("s") == (branch, longer), "a continued text is replaced, a branch is kept"
-    for last in range(10, 20):
-        records.note("s", record(last))
-    assert len(records.of("s")) == BRANCHES
     assert records.of("unknown") == ()
+
+
+def test_session_records_hand_back_the_texts_that_they_forget() -> None:
+    """The oldest first; those of before the first event, which no match looks at, make room for none of the others."""
+    records = SessionRecords()
+    pruned = [record(1, 9, n, holes=positions(0)) for n in range(BRANCHES + 1)]
+    unpruned = [record(2, n) for n in range(UNPRUNED_BRANCHES + 1)]
+    pushed_out = [records.note("s", each) for each in (*unpruned, *pruned)]
+    assert pushed_out[UNPRUNED_BRANCHES] == [unpruned[0]] and pushed_out[-1] == [pruned[0]]
+    assert sum(map(len, pushed_out)) == 2
+    assert records.of("s") == (*pruned[:0:-1], *unpruned[:0:-1])
 
 
 def test_session_records_are_bounded() -> None:
