@@ -23,8 +23,12 @@ def test_reclaim_machine(core: str, page_size: int, layout: str, need_sort: bool
     chosen = {"core": core, "page_size": page_size, "layout": layout, "need_sort": need_sort}
     name = f"Machine_{core}_{page_size}_{layout}"  # what fails is kept under the name
     run_state_machine_as_test(type(name, (CacheMachine,), chosen), settings=settings())
-    for count in ("steps", "events", "dropped", "evictions", "retractions", "aborts", "full hits"):
+    for count in ("steps", "events", "dropped"):
         assert TOTALS[count] > before[count], f"the machine has met no {count}: it tests nothing"
-    if layout == "reclaim":
-        assert TOTALS["time-outs"] > before["time-outs"]
     assert (TOTALS["freed"] > before["freed"]) == (layout == "reclaim")
+
+
+def test_the_machines_together_have_met_everything() -> None:
+    """A single one may by chance do without; fewer than ten of a kind in all of them would be too few."""
+    counts = ("freed", "evictions", "retractions", "aborts", "time-outs", "flushes", "full hits", "namespaces_evicted")
+    assert {count: TOTALS[count] for count in counts if TOTALS[count] < 10} == {}
