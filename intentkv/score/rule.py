@@ -43,7 +43,7 @@ class RuleScorer:
         if x.slots.numel():
             for layer in range(x.num_layers):
                 self._add_layer(total, x.layer_keys(layer), x.slots, x.memory[layer].to(total.device))
-        return total
+        return x.ranks.sum(total)
 
     def _add_layer(self, total: Tensor, keys: Tensor, slots: Tensor, memory: Tensor) -> None:
         """Add one layer's shares to `total` `[n]`. keys `[S, H_kv, D]`, memory `[H_q, D]`."""
