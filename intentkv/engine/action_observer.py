@@ -29,6 +29,7 @@ from intentkv.kernels.slot_lists import SlotLists
 from intentkv.observe.action_regions import ActionRegions, make_detector
 from intentkv.observe.call_templates import template_of
 from intentkv.score.lrfu import SessionKeepScores
+from intentkv.score.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from intentkv.apply.live_view import LiveViews
@@ -59,15 +60,23 @@ class ActionObserver:
         pool: the KV pool; `get_key_buffer(layer)` gives `[S, H_kv, D]`.
         views: the rows' live views.
         layers: attention layers a forward passes.
+        ranks: those that have the other heads.
     """
 
     def __init__(
-        self, settings: Settings, tokenizer: Any, chat_template: str | None, pool: Any, views: LiveViews, layers: int
+        self,
+        settings: Settings,
+        tokenizer: Any,
+        chat_template: str | None,
+        pool: Any,
+        views: LiveViews,
+        layers: int,
+        ranks: Ranks = ALONE,
     ) -> None:
         self._sessions = SessionKeepScores(settings.lrfu_decay, settings.top_p, settings.max_sessions)
         self._setting = settings.action_template
         self._tokenizer, self._chat_template = tokenizer, chat_template
-        self._pool, self._views, self._layers = pool, views, layers
+        self._pool, self._views, self._layers, self._ranks = pool, views, layers, ranks
         self._inside: WeakValueDictionary[str, RequestState] = WeakValueDictionary()
         self._step: _Step | None = None
 
@@ -145,7 +154,7 @@ class ActionObserver:
     def _hand_over(self, step: _Step) -> None:
         """The mean over layers and KV heads, one number a live position, to each request's track."""
         assert step.sums is not None
-        mean = _to_host(step.sums.sum(0) / (self._layers * len(step.sums)))
+        mean = _to_host(self._ranks.mean(step.sums.sum(0) / (self._layers * len(step.sums))))
         for state, length, span in zip(step.states, step.lengths, step.lists.spans(), strict=True):
             if state.action is not None:
                 state.action.recovered(length - 1, mean[span], state.holes)

@@ -127,6 +127,7 @@ def _register_extension_points(settings: Settings) -> None:
         previous(server_args)
         reasons = support.reasons_against(resolved_view(server_args), resolved=True)
         reasons += support.reasons_against_model(server_args)
+        reasons += support.reasons_against_ranks(server_args, settings.scorer)
         if settings.head is not None:
             reasons += support.reasons_against_head(server_args, settings.head)
         if reasons:

@@ -15,6 +15,7 @@ from torch import Tensor
 from intentkv.engine.state import RequestState
 from intentkv.keep.auto_budget import AutoBudgets
 from intentkv.observe.confidence import token_confidence
+from intentkv.score.ranks import ALONE, Ranks
 
 
 class ConfidenceObserver:
@@ -23,10 +24,11 @@ class ConfidenceObserver:
     Args:
         budgets: told every confidence.
         states: requests of ours by id.
+        ranks: those that sample the same tokens, from the same logits; a budget may hang on a last bit.
     """
 
-    def __init__(self, budgets: AutoBudgets, states: Mapping[str, RequestState]) -> None:
-        self._budgets, self._states = budgets, states
+    def __init__(self, budgets: AutoBudgets, states: Mapping[str, RequestState], ranks: Ranks = ALONE) -> None:
+        self._budgets, self._states, self._ranks = budgets, states, ranks
         self._rows: list[int] = []
         self.waiting = 0  # requests with a budget of auto that were ever opened; none: never look at a batch
 
@@ -43,7 +45,7 @@ class ConfidenceObserver:
         """`logits` `[B, V]`, before grammar masks and before the sampler turns them into probabilities in place."""
         rows = self._rows
         wanted = logits if len(rows) == len(logits) else logits[rows]
-        return rows, token_confidence(wanted)
+        return rows, self._ranks.first(token_confidence(wanted))
 
     def after_sample(self, state: tuple[list[int], Tensor], token_ids: Tensor) -> _OnDevice:
         return _OnDevice(self._budgets, *state)

@@ -16,7 +16,7 @@ from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, with_pha
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import SRTPlatform
 
-from intentkv.engine.platform import NAME
+from intentkv.engine.platform import NAME, cores_of_ranks
 
 
 class CpuPlatform(SRTPlatform):
@@ -68,7 +68,8 @@ class CpuPlatform(SRTPlatform):
         return "eager"
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
-        """Turn graph capture off (there is nothing to capture on), let an idle scheduler sleep, refuse any device but "cpu"."""
+        """Turn graph capture off (there is nothing to capture on), let an idle scheduler sleep, give each rank its cores, refuse any
+        device but "cpu"."""
         if server_args.device != "cpu":
             raise ValueError(
                 f"platform {NAME} serves on the CPU only, but the device is {server_args.device!r}: pass --device cpu, "
@@ -80,6 +81,9 @@ class CpuPlatform(SRTPlatform):
         server_args.cuda_graph_config = graphs
         # A scheduler that polls takes a whole core, which is what everything else on this machine computes on.
         server_args.sleep_on_idle = True
+        ranks = server_args.tp_size * server_args.dp_size
+        if ranks > 1:
+            os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", cores_of_ranks(ranks))
 
     def init_backend(self) -> None:
         """Register the attention backend in this worker; SGLang calls it before any model runner is built."""

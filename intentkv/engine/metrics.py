@@ -39,9 +39,9 @@ class PrometheusMetrics:
         self._live = Gauge(
             "intentkv_live_tokens",
             "Tokens that remembered sessions would still read",
-            multiprocess_mode="mostrecent",
+            multiprocess_mode="livesum",
         )
-        self._sessions = Gauge("intentkv_sessions", "Sessions with a record", multiprocess_mode="mostrecent")
+        self._sessions = Gauge("intentkv_sessions", "Sessions with a record", multiprocess_mode="livesum")
         self._score = Histogram(
             "intentkv_score_seconds",
             "Time to score one history",

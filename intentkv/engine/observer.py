@@ -20,6 +20,7 @@ from intentkv.engine import runtime
 from intentkv.engine.collected import RowSink, row_sinks
 from intentkv.engine.live_backends import decode_part
 from intentkv.engine.state import RequestState
+from intentkv.engine.surprise import Shard
 from intentkv.observe.query_mean import QueryMean
 
 
@@ -205,4 +206,4 @@ def observe_hidden_states(
     active = runtime.current_or_none()
     if active is not None and active.scoring.surprise is not None and batch.forward_mode.is_extend():
         scale = processor.logit_scale if processor.logit_scale is not None else 1.0
-        active.scoring.surprise.observe(hidden, input_ids, batch.out_cache_loc, lm_head.weight, scale)
+        active.scoring.surprise.observe(hidden, input_ids, batch.out_cache_loc, Shard.of(lm_head), scale)

@@ -47,3 +47,12 @@ def activate() -> str | None:
     if any(entry.name != NAME for entry in entry_points(group="sglang.srt.platforms")):
         return None
     return None if accelerators() else CPU_PLATFORM
+
+
+def cores_of_ranks(ranks: int) -> str:
+    """Which cores belong to which rank, as SGLang wants it told where a machine has fewer NUMA nodes than ranks."""
+    cores = sorted(os.sched_getaffinity(0))
+    share = max(1, len(cores) // ranks)
+    return "|".join(
+        ",".join(str(cores[(rank * share + i) % len(cores)]) for i in range(share)) for rank in range(ranks)
+    )

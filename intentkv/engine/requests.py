@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 
 from intentkv.config import parse_request
-from intentkv.engine import runtime
+from intentkv.engine import replicas, runtime
 from intentkv.engine.activation import active_settings
+from intentkv.engine.session_keys import session_of
 from intentkv.engine.state import RequestState
 from intentkv.errors import SettingsError
-from intentkv.observe.session import session_key
 from intentkv.observe.spans import find_spans
 
 
 def validate_request(manager: Any, obj: Any, input_ids: list[int]) -> None:
-    """Refuse bad `intentkv_*` parameters before the request reaches the scheduler.
+    """Refuse bad `intentkv_*` parameters before the request reaches a scheduler, and send it to the one that has its session.
 
     Raises:
         SettingsError: a ValueError, which SGLang answers with HTTP 400; lists every field at fault.
@@ -28,6 +28,7 @@ def validate_request(manager: Any, obj: Any, input_ids: list[int]) -> None:
         raise SettingsError(
             [f"intentkv_span is {start}:{end}, but the prompt has {len(input_ids)} tokens: end it within the prompt"]
         )
+    replicas.route(manager, obj, settings, input_ids)
 
 
 def open_request(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: Any) -> None:
@@ -50,15 +51,7 @@ def open_request(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: 
         req.set_finish_with_abort(f"intentkv_scorer: {settings.scorer} cannot rank this model's tokens: {problem}")
         return
     spans = find_spans(ids, active.format)
-    key = session_key(
-        session_id=settings.session,
-        span_tokens=ids[slice(*settings.span)] if settings.span else None,
-        prompt_ids=ids,
-        first_user_end=spans.first_user_end,
-        extra_key=req.extra_key,
-        cache_salt=req.cache_salt,
-        rid=req.rid,
-    )
+    key = session_of(settings, ids, spans, extra_key=req.extra_key, cache_salt=req.cache_salt, rid=req.rid)
     state = RequestState(
         key=key,
         label=settings.session or key.kind,

@@ -20,7 +20,7 @@ from torch import Tensor
 from intentkv.apply import rows
 from intentkv.apply.live_view import LiveViews
 from intentkv.config import Settings
-from intentkv.engine import activation
+from intentkv.engine import activation, ranks
 from intentkv.engine.action_observer import ActionObserver
 from intentkv.engine.chat_format import jinja_template, message_format
 from intentkv.engine.confidence_observer import ConfidenceObserver
@@ -50,11 +50,12 @@ class Runtime:
     def __init__(self, settings: Settings, scheduler: Any) -> None:
         runner = self._runner = scheduler.tp_worker.model_runner
         self.settings = settings
+        self.ranks, self.agreement = ranks.join(scheduler.req_to_token_pool.req_to_token.device)
         self.states: WeakValueDictionary[str, RequestState] = WeakValueDictionary()
         self.running_plan: Any = None
         self.unaudited = 0  # requests opened since the ledger was last audited
         self.cache: Any = scheduler.tree_cache
-        self.metrics = create_metrics(self.cache, get_observability().enable_metrics)
+        self.metrics = create_metrics(self.cache, get_observability().enable_metrics and ranks.is_first())
         self.trace = create_trace(settings, scheduler)
         self.format = message_format(scheduler.tokenizer, scheduler.server_args.chat_template)
         self._rows: Tensor = scheduler.req_to_token_pool.req_to_token
@@ -74,7 +75,7 @@ class Runtime:
         self.budgets = AutoBudgets(
             settings.budget_init, settings.budget_max, settings.budget_growth, settings.max_sessions
         )
-        self.confidence = ConfidenceObserver(self.budgets, self.states)
+        self.confidence = ConfidenceObserver(self.budgets, self.states, self.ranks)
         if runner.sampling_observer is not None:
             activation.refuse(
                 ["another plug-in observes sampling already: remove it, or leave it out with SGLANG_PLUGINS"]
@@ -82,8 +83,8 @@ class Runtime:
         runner.sampling_observer = sampling = SamplingObservers(self.confidence)
         template = jinja_template(scheduler.tokenizer, scheduler.server_args.chat_template)
         pool, layers = scheduler.token_to_kv_pool_allocator.get_kvcache(), runner.model_config.num_hidden_layers
-        self.actions = ActionObserver(settings, scheduler.tokenizer, template, pool, self.views, layers)
-        self.scoring = Scoring(settings, scheduler, self.views, sampling)
+        self.actions = ActionObserver(settings, scheduler.tokenizer, template, pool, self.views, layers, self.ranks)
+        self.scoring = Scoring(settings, scheduler, self.views, sampling, self.ranks)
         problem = self.scoring.prepare(settings.scorer)
         if problem is not None:
             activation.refuse([f"--intentkv-scorer {settings.scorer}: {problem}"])
@@ -117,6 +118,7 @@ class Runtime:
             begin = time.perf_counter()
             scored = self.scoring.score(state, row, self._forced(state, length))
             drop = self._choose(state, scored)
+            self.agreement.decided(state.session, length, drop)
             if len(drop):
                 state.pending = Pending(drop, length, rows.page_ceil(length, self.page_size), scored)
             seconds = time.perf_counter() - begin

@@ -19,6 +19,7 @@ from intentkv.engine.graph_queries import DECODE_NEEDS
 from intentkv.engine.live_backends import hides_queries
 from intentkv.engine.sampling import SamplingObservers
 from intentkv.engine.state import NO_TURN, RequestState, Scored, Turn
+from intentkv.engine.support import groups_problem
 from intentkv.engine.surprise import SurpriseObserver, lm_head_problem
 from intentkv.keep.select import candidates
 from intentkv.observe.attention_mass import AttentionMass
@@ -26,6 +27,7 @@ from intentkv.observe.segments import segment_numbers
 from intentkv.observe.spans import query_positions
 from intentkv.score.base import Need, ScoreInput, Scorer
 from intentkv.score.memory import QueryMemory
+from intentkv.score.ranks import Ranks
 from intentkv.score.registry import HEAD_SCORER, make_scorer
 
 
@@ -37,7 +39,9 @@ class Scoring:
         surprise, attention: by slot; None until the first request comes whose scorer needs it.
     """
 
-    def __init__(self, settings: Settings, scheduler: Any, views: LiveViews, sampling: SamplingObservers) -> None:
+    def __init__(
+        self, settings: Settings, scheduler: Any, views: LiveViews, sampling: SamplingObservers, ranks: Ranks
+    ) -> None:
         runner = scheduler.tp_worker.model_runner
         self.memory = QueryMemory(settings.memory_decay, settings.max_sessions)
         self.surprise: SurpriseObserver | None = None
@@ -51,13 +55,16 @@ class Scoring:
         self._marks = token_marks(scheduler.tokenizer)
         self._rows: Tensor = scheduler.req_to_token_pool.req_to_token
         self._pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
-        self._views, self._sampling = views, sampling
+        self._views, self._sampling, self._ranks = views, sampling, ranks
+        self._kv_heads: int | None = runner.model_config.get_total_num_kv_heads() if ranks.size > 1 else None
         self._layers: int = runner.model_config.num_hidden_layers
         # One factor for all layers: no supported model scales layers differently.
         self._scale: float = next(m.scaling for m in runner.model.modules() if isinstance(m, RadixAttention))
 
     def prepare(self, scorer: str) -> str | None:
         """Get ready to observe what a scorer needs; returns why that cannot be done, or None. Cheap when repeated."""
+        if self._kv_heads is not None and (problem := groups_problem(scorer, self._kv_heads, self._ranks.size)):
+            return problem
         needs = self.needs(scorer)
         if self._hides_queries and needs & DECODE_NEEDS:
             return (
@@ -69,7 +76,7 @@ class Scoring:
             if problem is not None:
                 return problem
             keys = self._pool.get_key_buffer(0)
-            self.surprise = SurpriseObserver(len(keys), len(self._rows), keys.device)
+            self.surprise = SurpriseObserver(len(keys), len(self._rows), keys.device, self._ranks)
             self._sampling.parts.append(self.surprise)
         if self.attention is None and "attention" in needs:
             keys = self._pool.get_key_buffer(0)
@@ -120,9 +127,10 @@ class Scoring:
                 layer_values=self._pool.get_value_buffer if "values" in state.needs else None,
                 keep_scores=None if state.action is None else torch.from_numpy(state.action.keep.at(positions.numpy())),
                 query_slots=self._rows[row, asked.to(self._rows.device)].long(),
+                ranks=self._ranks,
             )
         )
-        return Scored(scores.cpu().numpy(), forced, state.holes)
+        return Scored(self._ranks.first(scores.cpu().contiguous()).numpy(), forced, state.holes)
 
     def _segments(self, state: RequestState, length: int) -> np.ndarray:
         """Segment numbers of the first `length` positions, `[length]` int64. What was generated is not read back for this: it

@@ -9,6 +9,7 @@ from typing import Any
 from sglang.srt.environ import envs
 
 from intentkv.errors import SettingsError
+from intentkv.score.registry import WHOLE_GROUPS
 
 # Backends that read live views; any other would read tombstones as keys. All but the first: see `live_backends`.
 ATTENTION_BACKENDS = ("intentkv_cpu", "triton", "flashinfer", "fa3")
@@ -40,8 +41,15 @@ _RULES: tuple[_Rule, ...] = (
     (lambda c: c.dcp_size > 1, "--dcp-size above 1 spreads one row over ranks: set it to 1"),
     (lambda c: c.attn_cp_size > 1, "--attn-cp-size above 1 spreads one row over ranks: set it to 1"),
     (lambda c: c.pp_size > 1, "--pp-size above 1: each stage sees only some layers' scores; set it to 1"),
-    (lambda c: c.tp_size > 1, "--tp-size above 1 has not been proved yet: set it to 1"),
-    (lambda c: c.dp_size > 1, "--dp-size above 1 has not been proved yet: set it to 1, or run one server a replica"),
+    (
+        lambda c: c.attn_dp_size > 1 or c.enable_dp_attention,
+        "--attn-dp-size above 1 deals heads and vocabulary out differently, not proved yet: use --dp-size and --tp-size",
+    ),
+    (lambda c: c.enable_layernorm_sp, "--enable-layernorm-sp leaves a rank only some tokens' hidden states: remove it"),
+    (
+        lambda c: c.enable_attn_tp_input_scattered,
+        "--enable-attn-tp-input-scattered leaves a rank only some tokens' hidden states: remove it",
+    ),
     (lambda c: c.enable_pdmux, "--enable-pdmux splits a prefill over forwards: remove it"),
     (lambda c: c.enable_two_batch_overlap, "--enable-two-batch-overlap splits batches behind the observer: remove it"),
     (lambda c: c.disable_radix_cache, "--disable-radix-cache leaves nowhere to keep a session: remove it"),
@@ -128,6 +136,27 @@ def reasons_against_model(server_args: Any) -> list[str]:
     if not model.is_generation:
         reasons.append(f"{name} does not generate text: there is no session to prune")
     return reasons
+
+
+def reasons_against_ranks(server_args: Any, scorer: str) -> list[str]:
+    """Reasons in how the model's heads are spread over the ranks."""
+    from sglang.srt.arg_groups.model_override_base import model_config_of
+    from sglang.srt.arg_groups.overrides import resolved_view
+
+    kv_heads = model_config_of(server_args).get_total_num_kv_heads()
+    problem = groups_problem(scorer, kv_heads, resolved_view(server_args).tp_size)
+    return [f"--intentkv-scorer {scorer}: {problem}"] if problem else []
+
+
+def groups_problem(scorer: str, kv_heads: int, ranks: int) -> str | None:
+    """Why `ranks` ranks cannot rank tokens by a scorer, None if they can: some share one of `kv_heads` KV heads, and no sum
+    over them is what one rank would get from all of that head's query heads."""
+    if scorer not in WHOLE_GROUPS or ranks <= kv_heads:
+        return None
+    return (
+        f"{ranks} ranks share {kv_heads} KV heads, and it needs all query heads of one together: "
+        f"use --tp-size {kv_heads} or less, or another scorer"
+    )
 
 
 def reasons_against_head(server_args: Any, head: str) -> list[str]:

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from intentkv.engine.state import RequestState
-from intentkv.kernels.surprise import logit_surprise, token_surprise
+from intentkv.kernels.surprise import logit_surprise, shard_logits, surprise_of
+from intentkv.score.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,22 @@ class _Asking:
         return self.end < min(self.state.goal, self.state.prompt_tokens)
 
 
+@dataclass(frozen=True)
+class Shard:
+    """The part of the LM head that this rank has: `weight` `[v, E]`, of tokens `[first, first + v)`."""
+
+    weight: Tensor
+    first: int
+
+    @classmethod
+    def of(cls, lm_head: Any) -> Shard:
+        """Of a model's `lm_head`, without the rows that fill a shard up."""
+        shard = getattr(lm_head, "shard_indices", None)
+        if shard is None:  # a head that is not split
+            return cls(lm_head.weight, 0)
+        return cls(lm_head.weight[: shard.num_org_elements], shard.org_vocab_start_index)
+
+
 class SurpriseObserver:
     """Surprise by slot; one of the sampling observers (see `engine.sampling`).
 
@@ -48,11 +65,12 @@ class SurpriseObserver:
         by_slot: `[S]` float32 on the pool's device, nats.
     """
 
-    def __init__(self, slots: int, rows: int, device: torch.device) -> None:
+    def __init__(self, slots: int, rows: int, device: torch.device, ranks: Ranks = ALONE) -> None:
         self.by_slot = torch.zeros(slots, dtype=torch.float32, device=device)
         self._ahead = torch.zeros(
             rows, dtype=torch.float32, device=device
         )  # of the token behind each row's computed end
+        self._ranks = ranks
         self._asking: list[_Asking] = []
         self._sampled: list[_Asking] = []
 
@@ -83,11 +101,11 @@ class SurpriseObserver:
             a.state.predicted = a.end if a.next_known or a.end >= a.state.goal else -1
         self._sampled = [a for a in self._asking if a.end >= a.state.goal]
 
-    def observe(self, hidden: Tensor, ids: Tensor, slots: Tensor, head: Tensor, scale: float) -> None:
+    def observe(self, hidden: Tensor, ids: Tensor, slots: Tensor, head: Shard, scale: float) -> None:
         """After a prefill's layers: measure what its rows have predicted.
 
         Args:
-            hidden: `[T, E]`. ids, slots: `[T]`, token and slot of each row. head: `[V, E]`. scale: factor on the logits.
+            hidden: `[T, E]`. ids, slots: `[T]`, token and slot of each row. head: this rank's. scale: factor on the logits.
         """
         inside = [torch.arange(a.first, a.first + a.end - a.begin - 1) for a in self._asking]
         known = [a for a in self._asking if a.next_known]
@@ -98,7 +116,7 @@ class SurpriseObserver:
         last = _indices([a.first + a.end - a.begin - 1 for a in known], device)
         coming = _indices([int(a.state.prompt[a.end]) for a in known], device)
         targets = torch.cat((ids[within + 1].long(), coming))
-        values = token_surprise(hidden[torch.cat((within, last))], targets, head, scale)
+        values = self._surprise(hidden[torch.cat((within, last))], targets, head, scale)
         self.by_slot[slots[within + 1].long()] = values[: len(within)]
         self._ahead[_indices([a.row for a in known], device)] = values[len(within) :]
         for a in self._asking:
@@ -115,6 +133,13 @@ class SurpriseObserver:
         if state.predicted == len(slots):
             known = torch.cat((known, self._ahead[row : row + 1]))
         state.measured = torch.cat((known, state.measured[len(known) :]))
+
+    def _surprise(self, hidden: Tensor, targets: Tensor, head: Shard, scale: float) -> Tensor:
+        """`[T]` float32. Every rank says what its part of the vocabulary comes to; one sum brings all of it together."""
+        said = torch.zeros(self._ranks.size + 1, len(targets), dtype=torch.float32, device=hidden.device)
+        said[self._ranks.rank], said[-1] = shard_logits(hidden, targets, head.weight, scale, head.first)
+        said = self._ranks.sum(said)
+        return surprise_of(said[:-1].logsumexp(0), said[-1], targets)
 
     # -- SGLang's sampling observer
 

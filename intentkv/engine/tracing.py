@@ -8,11 +8,10 @@ from typing import Any, Protocol
 
 import numpy as np
 from sglang.srt.managers.utils import is_health_check_generate_req
-from sglang.srt.runtime_context import get_parallel
 
 from intentkv import __version__
 from intentkv.config import Settings
-from intentkv.engine import inventory
+from intentkv.engine import inventory, ranks
 from intentkv.engine.state import RequestState, Scored
 from intentkv.trace.files import RotatingFile
 from intentkv.trace.lines import VERSION
@@ -99,7 +98,7 @@ def _origin(req: Any, state: RequestState) -> Origin:
 
 def create_trace(settings: Settings, scheduler: Any) -> Trace:
     """The trace of this scheduler. All ranks decide alike, so only the first of a group writes."""
-    if settings.trace is None or get_parallel().attn_tp_rank or get_parallel().pp_rank:
+    if settings.trace is None or not ranks.is_first():
         return NoTrace()
     header: dict[str, object] = {
         "kind": "start",

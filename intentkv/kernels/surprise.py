@@ -29,17 +29,44 @@ def token_surprise(hidden: torch.Tensor, targets: torch.Tensor, head: torch.Tens
     Raises:
         ValueError: shapes or dtypes that do not fit, with every reason.
     """
+    return surprise_of(*shard_logits(hidden, targets, head, scale), targets)
+
+
+def shard_logits(
+    hidden: torch.Tensor, targets: torch.Tensor, head: torch.Tensor, scale: float = 1.0, first: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a piece of the LM head says of the logits: that of a rank, where ranks share the vocabulary, or all of it.
+
+    Args:
+        hidden, targets, scale: as of `token_surprise`, from which come the errors too.
+        head: `[v, E]`, the weights of tokens `[first, first + v)`.
+
+    Returns:
+        mass: `[T]` float32, log-sum-exp of the logits of the piece's frequent tokens; -inf where it has none.
+        own: `[T]` float32, the target's logit; 0 where the piece does not have the target.
+    """
     _check(hidden, targets, head)
-    frequent = head[:FREQUENT]
-    surprise = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
+    frequent = head[: max(0, FREQUENT - first)]
+    mass = torch.full((len(hidden),), -torch.inf, dtype=torch.float32, device=hidden.device)
+    own = torch.zeros_like(mass)
+    if not len(head):
+        return mass, own
     rows = max(1, _WORKSPACE_BYTES // (4 * (2 * len(frequent) + 4 * head.shape[1])))
     for start in range(0, len(hidden), rows):
         piece = slice(start, start + rows)
-        mass = (scale * _product(hidden[piece], frequent)).logsumexp(-1)
-        own = scale * (hidden[piece].float() * head.index_select(0, targets[piece]).float()).sum(-1)
-        rare = own.masked_fill(targets[piece] < len(frequent), -torch.inf)  # a frequent one is in the sum already
-        surprise[piece] = torch.logaddexp(mass, rare) - own
-    return surprise.clamp_(min=0)
+        if len(frequent):
+            mass[piece] = (scale * _product(hidden[piece], frequent)).logsumexp(-1)
+        at = targets[piece] - first
+        elsewhere = (at < 0) | (at >= len(head))
+        weights = head.index_select(0, at.masked_fill(elsewhere, 0))
+        own[piece] = (scale * (hidden[piece].float() * weights.float()).sum(-1)).masked_fill_(elsewhere, 0.0)
+    return mass, own
+
+
+def surprise_of(mass: torch.Tensor, own: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The surprise `[T]` from what `shard_logits` says of a whole head, or what all its pieces say together."""
+    rare = own.masked_fill(targets < FREQUENT, -torch.inf)  # a frequent one is in the mass already
+    return (torch.logaddexp(mass, rare) - own).clamp_(min=0)
 
 
 def logit_surprise(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -52,9 +79,7 @@ def logit_surprise(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         `[B]` float32, each >= 0.
     """
     mass = logits[:, :FREQUENT].float().logsumexp(-1)
-    own = logits.gather(1, targets[:, None])[:, 0].float()
-    rare = own.masked_fill(targets < FREQUENT, -torch.inf)
-    return (torch.logaddexp(mass, rare) - own).clamp_(min=0)
+    return surprise_of(mass, logits.gather(1, targets[:, None])[:, 0].float(), targets)
 
 
 def _product(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from intentkv.score.ranks import ALONE, Ranks
+
 Need = Literal["query", "surprise", "window", "attention", "covariance", "values", "keep_scores"]
 """What the engine collects only for requests whose scorer declares it; each is a field of `ScoreInput`."""
 
@@ -58,7 +60,8 @@ class Window:
 class ScoreInput:
     """The live history of one request at one event. n candidates, L layers, H_q query heads, head dimension D.
 
-    Under tensor parallelism the heads are this rank's; the caller sums the scores over the ranks.
+    Under tensor parallelism the heads of keys, values, queries, `covariance` and `attention` are this rank's, and a scorer
+    adds up what it sums over heads by `ranks`; all else is equal on all ranks. The caller then takes the first rank's scores.
 
     Attributes:
         layer_keys: layer -> paged keys `[S, H_kv, D]` of any float dtype, rotated (post-RoPE), on the pool's device.
@@ -67,7 +70,7 @@ class ScoreInput:
         positions: `[n]` int64 on the CPU, logical position of each candidate, ascending.
         memory, query: for scorers that need "query": `[L, H_q, D]` float32, the session's query memory M_t, and this
             turn's Enc(q_t).
-        seed: equal on all ranks and over all turns of a session.
+        seed: equal over all turns of a session.
         num_layers: L.
         query_slots: `[q]` int64, rows in the paged keys of the tokens that `query` is the mean of, in order. May
             be empty.
@@ -82,6 +85,7 @@ class ScoreInput:
         covariance: for scorers that need "covariance": `[L, H_q, D, D]` float32, of the queries whose mean is `query`.
         layer_values: for scorers that need "values": as `layer_keys`, the paged values `[S, H_kv, D]`.
         keep_scores: for scorers that need "keep_scores": `[n]` float32 on the CPU, LRFU keep scores of the session's actions.
+        ranks: those that have the other heads.
     """
 
     layer_keys: Callable[[int], Tensor]
@@ -99,6 +103,7 @@ class ScoreInput:
     covariance: Tensor | None = None
     layer_values: Callable[[int], Tensor] | None = None
     keep_scores: Tensor | None = None
+    ranks: Ranks = ALONE
 
 
 class Scorer(Protocol):

@@ -48,7 +48,7 @@ class ExpectedAttentionScorer:
             shares = _logits(x.query[layer], x.covariance[layer], keys, x.slots).softmax(0)
             weights = shares.view(len(total), keys.shape[1], -1).mean(2) * _norms(values, x.slots)
             total += functional.normalize(weights, p=1, dim=0).sum(1)
-        return total
+        return x.ranks.sum(total)
 
 
 def _logits(mean: Tensor, covariance: Tensor, keys: Tensor, slots: Tensor) -> Tensor:

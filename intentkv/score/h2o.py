@@ -25,4 +25,4 @@ class H2OScorer:
         """`[n]` float32 on the device of `x.slots`. Raises ValueError without the attention received."""
         if x.attention is None:
             raise missing(self, "attention")
-        return x.attention.clone()
+        return x.ranks.sum(x.attention.clone())

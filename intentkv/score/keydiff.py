@@ -36,7 +36,7 @@ class KeyDiffScorer:
             anchor = functional.normalize(direction, dim=-1)  # the cosine does not see the anchor's length
             for chunk in parts:
                 total[chunk] -= (_unit(keys, x.slots[chunk]) * anchor).sum(dim=(1, 2))
-        return total / max(heads, 1)
+        return x.ranks.mean(total / max(heads, 1))
 
 
 def _unit(keys: Tensor, slots: Tensor) -> Tensor:

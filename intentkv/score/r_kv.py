@@ -46,6 +46,7 @@ class RKVScorer:
                 keys = x.layer_keys(layer)
                 importance = _importance(window, window.queries[layer, -ROWS:], keys, slots)
                 total += (IMPORTANCE * importance - (1 - IMPORTANCE) * _redundancy(keys, slots)).sum(0)
+            total = x.ranks.sum(total)
         return window.at(x.positions, total)
 
 

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 HEAD_SCORER = "intent-head"  # the one that reads --intentkv-head
 
+# Those that look at all query heads of a KV head together, so that the ranks of one KV head cannot add up what each has of it.
+WHOLE_GROUPS = frozenset({"actkv", "expected-attention", "r-kv"})
+
 
 def _intent(settings: "Settings") -> "Scorer":
     from intentkv.score.intent import IntentScorer

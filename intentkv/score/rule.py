@@ -41,4 +41,4 @@ class RuleScorer:
         total = torch.zeros(x.slots.shape, dtype=torch.float32, device=x.slots.device)
         for layer in range(x.num_layers):
             add_rule_score(queries[layer], x.layer_keys(layer), x.slots, total)
-        return total
+        return x.ranks.sum(total)

@@ -41,5 +41,5 @@ class SnapKVScorer:
                 part = votes[chunk]  # shorter than the chunk where the window begins
                 part += shares[:, : len(part)].sum(dim=(0, 2, 3))
         # The mean is linear, so it may come after the sum over heads.
-        pooled = functional.avg_pool1d(votes[None], KERNEL, stride=1, padding=KERNEL // 2)[0]
+        pooled = functional.avg_pool1d(x.ranks.sum(votes)[None], KERNEL, stride=1, padding=KERNEL // 2)[0]
         return window.at(x.positions, pooled)

@@ -11,7 +11,8 @@ from sglang.srt.arg_groups import model_override_base
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.server_args import ServerArgs
 
-from intentkv.engine.support import all_refusals, reasons_against, reasons_against_model
+from intentkv.engine.support import all_refusals, groups_problem, reasons_against, reasons_against_model
+from intentkv.score.registry import SCORERS, WHOLE_GROUPS
 
 FLAGS = {
     "--enable-hierarchical-cache": "copies rows with holes to the host",
@@ -29,8 +30,9 @@ FLAGS = {
     "--dcp-size 2": "spreads one row over ranks",
     "--attn-cp-size 2": "spreads one row over ranks",
     "--pp-size 2": "some layers' scores",
-    "--tp-size 2": "has not been proved",
-    "--dp-size 2": "has not been proved",
+    "--attn-dp-size 2": "not proved yet",
+    "--enable-layernorm-sp": "only some tokens'",
+    "--enable-attn-tp-input-scattered": "only some tokens'",
     "--enable-pdmux": "splits a prefill",
     "--enable-two-batch-overlap": "behind the observer",
     "--disable-radix-cache": "nowhere to keep a session",
@@ -98,3 +100,13 @@ def test_refusals_of_models(architecture: str, tmp_path: Path, monkeypatch: pyte
     else:
         (reason,) = found
         assert reason.startswith(architecture) and said in reason
+
+
+@pytest.mark.parametrize("scorer", SCORERS)
+def test_refusals_of_tp_where_ranks_share_a_kv_head(scorer: str) -> None:
+    assert groups_problem(scorer, kv_heads=4, ranks=4) is None
+    problem = groups_problem(scorer, kv_heads=4, ranks=8)
+    if scorer in WHOLE_GROUPS:
+        assert problem is not None and "8 ranks share 4 KV heads" in problem and "--tp-size 4" in problem
+    else:
+        assert problem is None

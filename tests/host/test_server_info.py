@@ -14,7 +14,9 @@ from sglang.srt.managers.scheduler_components.internal_state import SchedulerInt
 from intentkv import __version__
 from intentkv.engine import runtime
 from intentkv.engine.inventory import load_rows
+from intentkv.engine.ranks import Agreement
 from intentkv.engine.server_info import add_to_internal_state
+from intentkv.score.ranks import ALONE
 from tests.host.pools import publish_settings
 from tests.host.stories import Stage
 from tests.host.test_reclaim import make_world
@@ -26,7 +28,9 @@ publish_settings()
 def ask(stage: Stage) -> dict:
     """The internal state as the tokenizer process receives it; SGLang's own part of it is left out."""
     result = GetInternalStateReqOutput(internal_state={"world_size": 1})
-    with mock.patch.object(runtime, "_runtime", SimpleNamespace(cache=stage.cache)):
+    with mock.patch.object(
+        runtime, "_runtime", SimpleNamespace(cache=stage.cache, agreement=Agreement(None, check=False), ranks=ALONE)
+    ):
         assert add_to_internal_state(result, None, GetInternalStateReq()) is None
     return msgspec.msgpack.decode(msgspec.msgpack.encode(result.internal_state))
 
@@ -43,7 +47,7 @@ def test_server_info_shows_the_audit(core: str, page_size: int) -> None:
     live = said.pop("live_tokens")
     assert 0 < live <= 20 * page_size
     assert said == {
-        "version": __version__, "audit": [], "running": 1, "sessions": 2, "events": 1, "dropped": 2 * page_size,
+        "version": __version__, "audit": [], "ranks": 1, "running": 1, "sessions": 2, "events": 1, "dropped": 2 * page_size,
         "freed": 2 * page_size, "namespaces_evicted": 0,
     }  # fmt: skip
     freed_survivor(stage.world)
@@ -61,7 +65,9 @@ def test_server_info_hook_is_on_the_method_that_answers(monkeypatch: pytest.Monk
     stage = Stage(lambda **sizes: make_world("rust", 1, **sizes))
     arguments = (SchedulerInternalStateController(None, record_step_time=False), GetInternalStateReq())
     result = method(*arguments)
-    monkeypatch.setattr(runtime, "_runtime", SimpleNamespace(cache=stage.cache))
+    monkeypatch.setattr(
+        runtime, "_runtime", SimpleNamespace(cache=stage.cache, agreement=Agreement(None, check=False), ranks=ALONE)
+    )
     add_to_internal_state(result, *arguments)
     said = msgspec.msgpack.decode(msgspec.msgpack.encode(result.internal_state))
     assert said["intentkv"]["audit"] == [] and said["intentkv"]["sessions"] == 0

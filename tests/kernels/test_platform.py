@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from intentkv.engine.platform import CPU_PLATFORM, activate
+from intentkv.engine.platform import CPU_PLATFORM, activate, cores_of_ranks
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +86,7 @@ view = resolved_view(args)
 print(json.dumps({
     "device": view.device, "attention": view.attention_backend, "sampling": view.sampling_backend,
     "sleeps": view.sleep_on_idle, "waiting": os.environ.get("OMP_WAIT_POLICY"),
+    "cores": os.environ.get("SGLANG_CPU_OMP_THREADS_BIND"),
     "graphs": [view.cuda_graph_config.decode.backend, view.cuda_graph_config.prefill.backend],
 }))
 """
@@ -115,8 +116,15 @@ def test_a_machine_without_accelerator_needs_no_flags(machine: pytest.MonkeyPatc
         "sampling": "pytorch",
         "sleeps": True,
         "waiting": "PASSIVE",
+        "cores": None,
         "graphs": ["disabled", "disabled"],
     }
+
+
+def test_tp_ranks_on_a_cpu_need_no_variable(model: str) -> None:
+    done = resolve("--model-path", model, "--tp-size", "2")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["cores"] == cores_of_ranks(2)
 
 
 def test_a_chosen_attention_backend_is_kept(model: str) -> None:
@@ -129,3 +137,15 @@ def test_another_device_is_refused_with_what_to_do(model: str) -> None:
     done = resolve("--model-path", model, "--device", "cuda")
     assert done.returncode != 0
     assert "platform intentkv_cpu serves on the CPU only, but the device is 'cuda': pass --device cpu" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "expected"),
+    [({0, 1}, 2, "0|1"), ({0, 1, 4, 5}, 2, "0,1|4,5"), ({2, 3, 5}, 2, "2|3"), ({7}, 2, "7|7"), ({0, 1}, 4, "0|1|0|1")],
+)
+def test_tp_and_dp_ranks_get_their_cores(
+    cores: set[int], ranks: int, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without being told, SGLang refuses more ranks than a machine has NUMA nodes."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cores)
+    assert cores_of_ranks(ranks) == expected

@@ -16,8 +16,7 @@ def mean_keys(layer_keys: Callable[[int], Tensor], slots: Tensor, num_layers: in
     """Mean over layers and KV heads of the keys of `slots` `[n]` int64: `[n, D]` float32 on the keys' device.
 
     Each KV head serves as many query heads as any other, so this is the mean over query heads too. Reads the pool in
-    place, one layer and one chunk at a time. The mean is over this rank's heads: under tensor parallelism the head
-    would need the mean over all ranks.
+    place, one layer and one chunk at a time. Under tensor parallelism the heads are this rank's.
     """
     first = layer_keys(0)
     heads, head_dim = first.shape[1:]
@@ -39,19 +38,20 @@ def mean_memory(memory: Tensor) -> Tensor:
 def residual(head: ResidualHead, x: ScoreInput, rule: Tensor) -> Tensor:
     """The head's correction of every candidate of `x`: `[n]` float32 on the device of `rule` `[n]`.
 
-    Works in chunks of positions, so that what it allocates besides the result does not grow with n.
+    Works in chunks of positions, so that what it allocates besides the result does not grow with n. The head is not linear,
+    so under tensor parallelism it is each chunk's features that are averaged over the ranks.
     """
     correction = torch.zeros_like(rule)
     if not rule.numel():
         return correction
     assert x.memory is not None, "the rule score has read it"
-    memory = mean_memory(x.memory).to(rule.device)
-    span = mean_keys(x.layer_keys, x.query_slots[-SPAN_TOKENS:], x.num_layers)
+    memory = x.ranks.mean(mean_memory(x.memory).to(rule.device))
+    span = x.ranks.mean(mean_keys(x.layer_keys, x.query_slots[-SPAN_TOKENS:], x.num_layers))
     # Alive at once for a position: its mean key, phi and phi with c_j, query and c_j, hidden before and after GELU.
     width = head.head_dim + 2 * (3 * head.head_dim + 1) + 4 * ATTENTION_WIDTH + 2 * HIDDEN_WIDTH
     kv_heads = x.layer_keys(0).shape[1]
     for chunk in _chunks(rule.numel(), 4 * (width + 2 * kv_heads * head.head_dim)):
-        keys = mean_keys(x.layer_keys, x.slots[chunk], x.num_layers)
+        keys = x.ranks.mean(mean_keys(x.layer_keys, x.slots[chunk], x.num_layers))
         correction[chunk] = head(keys, memory, rule[chunk], span)
     return correction
 
