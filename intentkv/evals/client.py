@@ -36,14 +36,21 @@ class TurnResult:
 
 
 def play(
-    session: Session, url: str, model: str = "default", params: dict[str, Any] | None = None, *, sglang: bool = True
+    session: Session,
+    url: str,
+    model: str = "default",
+    params: dict[str, Any] | None = None,
+    *,
+    sglang: bool = True,
+    forget: bool = False,
 ) -> Iterator[TurnResult]:
     """Yields the result of each turn of `session` on the server at `url` ("http://host:port"), at temperature 0.
 
     The model's own answers, right or wrong, become part of the history, as in an agent's loop. The same requests go to
     any SGLang server: `session_id`, `return_meta_info` and `no_stop_trim` are its own fields. `params` are custom parameters of every
     request, such as `intentkv_scorer`; each set of them makes a session of its own, and so does each sub-agent.
-    `sglang=False` sends none of these fields, for other OpenAI-compatible servers, which might refuse them.
+    `sglang=False` sends none of these fields, for other OpenAI-compatible servers, which might refuse them. `forget` gives
+    every turn a `cache_salt` of its own, so that it finds nothing of the turns before it.
 
     Raises:
         openai.OpenAIError: the server refused a request, gave it up, or did not answer within TURN_SECONDS.
@@ -51,14 +58,16 @@ def play(
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=TURN_SECONDS, max_retries=0)
     name = " ".join([session.name, *(f"{key}={value}" for key, value in sorted((params or {}).items()))])
     transcript = Transcript(session)
-    for turn in session.turns:
+    for number, turn in enumerate(session.turns, start=1):
         prompt: Any = transcript.ask(turn)
-        own = {
+        own: dict[str, Any] = {
             "session_id": branch_id(name, turn),
             "return_meta_info": True,
             "no_stop_trim": True,  # the next prompt then goes on from exactly what was generated
             "custom_params": params or {},
         }
+        if forget:
+            own["cache_salt"] = f"{name} turn {number}"
         start = time.monotonic()
         reply = client.chat.completions.create(
             model=model,

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 
 from intentkv.evals.client import TurnResult, flush_cache, play
-from intentkv.evals.configurations import FULL, Configuration
+from intentkv.evals.configurations import AS_PUBLISHED, FULL, Configuration
 from intentkv.evals.journal import Journal
 from intentkv.evals.sessions import Session, Turn
 
@@ -38,7 +38,7 @@ def play_all(
                 sglang = flush_cache(url)
                 if configuration.scorer is not None and not sglang:
                     raise ValueError(f"{url} is no SGLang server: {configuration.key} cannot be asked of it")
-                turns = _play_one(session, url, model, params, sglang)
+                turns = _play_one(session, url, model, params, sglang, configuration.forgets)
                 journal.add({"configuration": configuration.key, "session": session.name, "turns": turns})
                 finished(configuration.key, session.name)
 
@@ -61,15 +61,24 @@ def mean_final_tokens(journal: Journal, sessions: Sequence[str]) -> float:
     return sum(ends) / len(ends)
 
 
-def _play_one(session: Session, url: str, model: str, params: dict[str, Any], sglang: bool) -> list[dict[str, Any]]:
+def _play_one(
+    session: Session, url: str, model: str, params: dict[str, Any], sglang: bool, forget: bool
+) -> list[dict[str, Any]]:
     """One sample a turn. A turn that the server refuses or gives up, and all after it, are not completed."""
     samples: list[dict[str, Any]] = []
     failure = ""
+    results = play(session, url, model, params, sglang=sglang, forget=forget)
     try:
-        for turn, result in zip(session.turns, play(session, url, model, params, sglang=sglang), strict=True):
+        for turn, result in zip(session.turns, results, strict=True):
             if "intentkv_scorer" in params and result.intentkv is None:
                 raise ValueError(
                     f"{url} serves without intentkv: start it with --enable-intentkv, or ask for no scorers"
+                )
+            if forget and (result.cached_tokens or (result.intentkv or {}).get("events", 0) > 1):
+                raise ValueError(
+                    f"{AS_PUBLISHED} computes every prompt anew and drops once, but a turn of {session.name} reused "
+                    f"{result.cached_tokens} tokens and had {(result.intentkv or {}).get('events')} events: start {url} "
+                    f"with --chunked-prefill-size -1 and --intentkv-trigger above {session.answer_tokens}"
                 )
             samples.append({**_about(turn), **_sample(result)})
     except openai.APITimeoutError as error:
