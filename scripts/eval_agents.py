@@ -35,6 +35,7 @@ from rich.progress import (
 
 from intentkv.evals.agents_report import result_file, summaries, tables
 from intentkv.evals.cache_folder import cache_folder
+from intentkv.evals.client import server_url
 from intentkv.evals.configurations import LAYOUTS, Configuration, by_layout, layout_flags
 from intentkv.evals.journal import Journal
 from intentkv.evals.model import NAME, model_path
@@ -54,7 +55,7 @@ def main() -> int:
     arguments = parsed()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stopped by `kill` as by Ctrl-C: the server stops first
     configurations = by_layout(arguments.scorers, arguments.budgets, arguments.layouts)
-    names = ("families", "sessions", "seed", "scorers", "budgets", "layouts", "trigger", "base_url")
+    names = ("families", "sessions", "seed", "scorers", "budgets", "layouts", "trigger", "together", "base_url")
     plan = {name: getattr(arguments, name) for name in names}
     plan["traces"] = hashlib.sha256(arguments.traces.read_bytes()).hexdigest() if arguments.traces else None
     plan |= {"model": arguments.model_name if arguments.base_url else (arguments.model or NAME), "commit": commit()}
@@ -88,9 +89,12 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--budgets", nargs="+", type=percent, default=[50, 25, 12], help="percent (default: 50 25 12)")
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=["reclaim"], help="default: reclaim")
     parser.add_argument("--trigger", type=int, default=64, help="--intentkv-trigger of the servers (default: 64)")
+    parser.add_argument("--together", type=int, default=1, help="sessions at once (default: 1)")
     parser.add_argument("--model", help=f"model folder or name for the servers (default: {NAME})")
     parser.add_argument(
-        "--base-url", help="a running server (http://host:port) instead; its layout is that of --layouts"
+        "--base-url",
+        type=server_url,
+        help="a running server (http://host:port) instead; its layout is that of --layouts",
     )
     parser.add_argument("--model-name", default="default", help="model field of the requests to --base-url")
     parser.add_argument("--out", type=Path, default=cache_folder("evals") / "agents.json", help="default: %(default)s")
@@ -126,7 +130,7 @@ def play_everything(
             with ExitStack() as stack:
                 url = arguments.base_url or stack.enter_context(own_server(arguments, layout)).url
                 shown = functools.partial(show_progress, progress, task)
-                play_all(url.rstrip("/").removesuffix("/v1"), group, sessions, journal, arguments.model_name, shown)
+                play_all(url, group, sessions, journal, arguments.model_name, shown, arguments.together)
 
 
 def own_server(arguments: argparse.Namespace, layout: str) -> AbstractContextManager[Server]:

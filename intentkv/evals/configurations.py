@@ -58,10 +58,8 @@ class Configuration:
 
 
 def layout_flags(layout: str) -> list[str]:
-    """Flags of the server that plays `layout`. Without chunks, a prompt has one event, after all of it."""
-    if layout == AS_PUBLISHED:
-        return ["--intentkv-layout", "reclaim", "--chunked-prefill-size", "-1"]
-    return ["--intentkv-layout", layout]
+    """Flags of the server that plays `layout`."""
+    return ["--intentkv-layout", "reclaim" if layout == AS_PUBLISHED else layout]
 
 
 def by_layout(

@@ -21,7 +21,7 @@ def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
     return {
         "command": shlex.join(["python", _relative(script), *arguments]),
         "commit": commit(),
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "versions": {"python": platform.python_version(), **{name: package_version(name) for name in PACKAGES}},
         "machine": {"cpu": _processor(), "cores": os.cpu_count(), "system": platform.system()},
     }
 
@@ -43,7 +43,8 @@ def _relative(path: str) -> str:
     return str(full.relative_to(root)) if full.is_relative_to(root) else full.name
 
 
-def _version(name: str) -> str | None:
+def package_version(name: str) -> str | None:
+    """The installed version of `name`; None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
