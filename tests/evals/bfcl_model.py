@@ -26,8 +26,10 @@ def true_calls(case: Case, body: dict[str, Any]) -> Calls:
 def _parsed(call: str, tools: list[dict[str, Any]]) -> tuple[str, dict[str, Any]]:
     """A call that is written as Python; arguments without names are named after the tool's properties, in their order."""
     node: Any = ast.parse(call, mode="eval").body
-    (about,) = (tool["function"] for tool in tools if tool["function"]["name"] == node.func.id)
-    names = [*list(about["parameters"]["properties"])[: len(node.args)], *(word.arg for word in node.keywords)]
+    names = [word.arg for word in node.keywords]
+    if node.args:
+        (about,) = (tool["function"] for tool in tools if tool["function"]["name"] == node.func.id)
+        names = [*list(about["parameters"]["properties"])[: len(node.args)], *names]
     values = [ast.literal_eval(value) for value in [*node.args, *(word.value for word in node.keywords)]]
     return node.func.id, dict(zip(names, values, strict=True))
 

@@ -130,6 +130,25 @@ def test_budgets_are_one_number_for_all_sessions_and_sessions_are_told_apart(tmp
     assert len({body["session_id"] for body in seen}) == 3 * len(SESSIONS) * 2
 
 
+def test_sessions_at_once_are_noted_in_order(tmp_path: Path) -> None:
+    """The first turns of three sessions wait for each other, and the journal is that of one session after the other."""
+    meet = threading.Barrier(3, timeout=60)
+
+    def waits(body: dict[str, Any]) -> dict[str, Any]:
+        if len(body["messages"]) == 5 and body["custom_params"].get("intentkv_budget"):
+            meet.wait()
+        return reply(body)
+
+    plan = by_layout(["random"], [50], ["reclaim"])["reclaim"]
+    plays = []
+    for together, answer in ((1, reply), (3, waits)):
+        journal = Journal(tmp_path / str(together), {})
+        with fake_server(answer) as url:
+            play_all(url, plan, SESSIONS[:3], journal, together=together)
+        plays.append([(p["configuration"], p["session"], [t["answer"] for t in p["turns"]]) for p in journal.plays])
+    assert plays[0] == plays[1]
+
+
 def published(events: int = 1, cached: int = 0) -> tuple[list[dict[str, Any]], Any]:
     """The bodies that arrive, and an answer of a server that reuses `cached` tokens and drops `events` times a turn."""
     seen: list[dict[str, Any]] = []
