@@ -3,7 +3,8 @@
     python scripts/bench.py                       # all, one after the other: under 40 minutes on two cores
     python scripts/bench.py serving_quarter score # some
 
-A result names the command that made it, its commit, versions and machine. Run it on a machine that does nothing else.
+A result names the command that made it, its commit, versions and machine; of a run of all, bench.json says how long each
+took. Run it on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from intentkv.evals.provenance import provenance
+from intentkv.evals.provenance import commit, provenance
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
@@ -42,12 +43,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [*PRINTED, *WRITTEN]
     parser.add_argument("names", nargs="*", choices=[*names, []], help=f"default: all of {', '.join(names)}")
+    asked = parser.parse_args().names or names
     failed = []
-    for name in parser.parse_args().names or names:
+    took: dict[str, int] = {}
+    for name in asked:
         begin = time.monotonic()
         done = printed(name, PRINTED[name]) if name in PRINTED else written(name, WRITTEN[name])
-        print(f"bench: {name} {'done' if done else 'FAILED'} in {time.monotonic() - begin:.0f} s", flush=True)
+        took[name] = round(time.monotonic() - begin)
+        print(f"bench: {name} {'done' if done else 'FAILED'} in {took[name]} s", flush=True)
         failed += [] if done else [name]
+    print(f"bench: {len(asked)} in {sum(took.values()) / 60:.1f} minutes", flush=True)
+    if asked == names and not failed:
+        result = {"kind": "bench", **provenance(["scripts/bench.py"]), "seconds": took, "total": sum(took.values())}
+        (RESULTS / "bench.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if failed:
         sys.exit(f"bench: {', '.join(failed)} failed; their results were left as they were")
     return subprocess.run([sys.executable, str(ROOT / "scripts" / "plot_results.py")], check=False).returncode
@@ -67,8 +75,23 @@ def printed(name: str, command: list[str]) -> bool:
 
 
 def written(name: str, command: list[str]) -> bool:
-    """Run an evaluation that writes its own file; whether it succeeded."""
-    return not subprocess.run(_line(command, "--out", str(RESULTS / f"{name}.json")), check=False, cwd=ROOT).returncode
+    """Run an evaluation that writes its own file; whether it succeeded. One that was killed goes on."""
+    out = RESULTS / f"{name}.json"
+    if is_over(out):
+        out.with_suffix(".journal").unlink()
+    return not subprocess.run(_line(command, "--out", str(out)), check=False, cwd=ROOT).returncode
+
+
+def is_over(out: Path) -> bool:
+    """Whether the journal beside `out`, if there is one, is of a run that was finished, or of another commit."""
+    journal = out.with_suffix(".journal")
+    if not journal.exists():
+        return False
+    if out.exists() and out.stat().st_mtime_ns >= journal.stat().st_mtime_ns:
+        return True
+    with open(journal) as file:
+        plan = file.readline()
+    return plan.endswith("\n") and json.loads(plan)["commit"] != commit()
 
 
 def _line(command: list[str], *more: str) -> list[str]:
