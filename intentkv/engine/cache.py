@@ -58,6 +58,7 @@ class IntentKVRadixCache(UnifiedRadixCache):
         peak: called with (request, length); the most live tokens that the request holds at once while that many are
             computed in chunks, with an event after each. Lets prompts in that are larger than the pool (see
             `admission`).
+        released: called with a session's request whose row is given back, while the row still shows what it held.
         applied: called after each event with (request, dropped positions `[n]` int64, freed slots).
         views: told whenever a row's holes change.
         on_reset: called when everything was forgotten, so that what is kept elsewhere for sessions ends with it.
@@ -71,6 +72,7 @@ class IntentKVRadixCache(UnifiedRadixCache):
     stop: Callable[[Req], int | None] | None = None
     usable: Callable[[Req, int], int] | None = None
     peak: Callable[[Req, int], int] | None = None
+    released: Callable[[Req], None] | None = None
     applied: Callable[[Req, np.ndarray, int], None] | None = None
     views: LiveViews | None = None
     on_reset: Callable[[], None] | None = None
@@ -241,6 +243,8 @@ class IntentKVRadixCache(UnifiedRadixCache):
     def on_release(self, req: Req, *, checkpointed: bool) -> None:
         super().on_release(req, checkpointed=checkpointed)
         self.running.pop(req.kv.req_pool_idx, None)
+        if self.released is not None and session_of(req) is not None:
+            self.released(req)
         if self.rows.pop(req.kv.req_pool_idx, None) is not None and self.views is not None:
             self.views.clear(req.kv.req_pool_idx)
 

@@ -13,6 +13,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
+import torch
 from sglang.srt.runtime_context import get_observability
 from torch import Tensor
 
@@ -34,6 +35,7 @@ from intentkv.keep.auto_budget import AutoBudgets
 from intentkv.keep.forced import forced_mask, whole_pages
 from intentkv.keep.select import choose_drop, droppable
 from intentkv.observe.spans import GLIMPSE_TOKENS
+from intentkv.score.base import OF_QUERIES
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +48,7 @@ class Runtime:
     """One per scheduler process. `states` only looks requests up; each Req owns its state."""
 
     def __init__(self, settings: Settings, scheduler: Any) -> None:
-        runner = scheduler.tp_worker.model_runner
+        runner = self._runner = scheduler.tp_worker.model_runner
         self.settings = settings
         self.states: WeakValueDictionary[str, RequestState] = WeakValueDictionary()
         self.running_plan: Any = None
@@ -65,6 +67,7 @@ class Runtime:
         self.cache.stop = self.stop
         self.cache.usable = self.usable
         self.cache.peak = self.peak
+        self.cache.released = self.released
         self.cache.applied = self.trace.applied
         self.cache.on_reset = self._forget_sessions
         attach_views(runner.attn_backend, self.views)
@@ -173,16 +176,25 @@ class Runtime:
             state.goal, state.pending = len(req.full_untruncated_fill_ids), None
             self._look_after(state, self._new_from(state, start), holes)
 
+    def released(self, req: Any) -> None:
+        """A request gives back its row. If it is retracted, it computes again what is not filed, and must know it as well."""
+        state: RequestState = req.intentkv
+        if self.scoring.surprise is not None and "surprise" in state.needs and not req.finished():
+            row = req.kv.req_pool_idx
+            if self._rows.is_cuda:  # the step that is still running writes there
+                torch.cuda.current_stream().wait_stream(self._runner.forward_stream)
+            self.scoring.surprise.keep(state, self._rows[row, : req.kv.kv_committed_len], row)
+
     def usable(self, req: Any, found: int) -> int:
         """How many of `found` tokens a request may take from the cache; called by the cache at every match.
 
-        All of them, but for a hit that ends just behind the start of the newest message: how far others have sent the same
-        message's beginning must not decide what of it is observed, and so little is quickly computed again. A session that
-        cannot outgrow its budget in the model's context finds what it would find in SGLang.
+        All of them, unless the scorer observes queries and the hit ends just behind the start of the newest message: how far
+        others have sent the same message's beginning must not decide what of it is observed, and so little is quickly
+        computed again. A session that cannot outgrow its budget in the model's context finds what it would find in SGLang.
         """
         state: RequestState = req.intentkv
         start = state.spans.query[0]
-        if state.turn is not None or not start < found < start + GLIMPSE_TOKENS:
+        if not state.needs & OF_QUERIES or state.turn is not None or not start < found < start + GLIMPSE_TOKENS:
             return found
         context = self._rows.shape[1]
         return start if self._due(state, context, rows.NO_POSITIONS) else found
@@ -197,10 +209,12 @@ class Runtime:
         return stop if stop < goal else None
 
     def _new_from(self, state: RequestState, found: int) -> int:
-        """Where the tokens to be computed begin, as far as the next event is concerned: a hit that ends a little before the
-        newest message, for the sake of whole pages or of a token that was not computed in time, is as good as one up to it."""
+        """Where the tokens to be computed begin, as far as the next event is concerned: a hit that ends near the newest
+        message's start counts as one up to it. It may end before, for the sake of whole pages or of a token that was not
+        computed in time, or behind, where others have sent the same beginning."""
         start = state.spans.query[0]
-        return start if found < start <= found + GLIMPSE_TOKENS else found
+        behind = moments.glimpse(self._chunk)  # the first event is not due in there
+        return start if start - GLIMPSE_TOKENS <= found < start + behind else found
 
     def _resumes(self, state: RequestState, holes: np.ndarray) -> bool:
         """Whether a retracted request goes on as if nothing had been. If holes were evicted meanwhile, it decides anew."""

@@ -5,7 +5,8 @@ token writes its number, and 0 unless its request asked for more, so that nothin
 
 The row before a token predicts it. Inside a forward both are at hand. The prediction of a forward's last row is kept by the
 row of the request until the token behind it is computed: that is the next chunk's first token, or the one that was sampled.
-Only the first token behind a prefix found in the cache stays unknown.
+Only the first token behind a prefix found in the cache stays unknown. A retracted request keeps its numbers, since it
+computes again from some place behind which a token would be unknown that was not, and would then keep something else.
 """
 
 from __future__ import annotations
@@ -98,6 +99,20 @@ class SurpriseObserver:
         values = token_surprise(hidden[torch.cat((within, last))], targets, head, scale)
         self.by_slot[slots[within + 1].long()] = values[: len(within)]
         self._ahead[_indices([a.row for a in known], device)] = values[len(within) :]
+        for a in self._asking:
+            again = a.state.measured[a.begin : a.end]
+            self.by_slot[slots[a.first : a.first + len(again)].long()] = again
+
+    def keep(self, state: RequestState, slots: Tensor, row: int) -> None:
+        """A request gives back its row unfinished: what is known of its tokens waits in its state.
+
+        Args:
+            slots: `[n]`, of the tokens computed so far. row: of `req_to_token`.
+        """
+        known = self.by_slot[slots.long()]
+        if state.predicted == len(slots):
+            known = torch.cat((known, self._ahead[row : row + 1]))
+        state.measured = torch.cat((known, state.measured[len(known) :]))
 
     # -- SGLang's sampling observer
 

@@ -10,6 +10,9 @@ from torch import Tensor
 Need = Literal["query", "surprise", "window", "attention", "covariance", "values", "keep_scores"]
 """What the engine collects only for requests whose scorer declares it; each is a field of `ScoreInput`."""
 
+OF_QUERIES: frozenset[Need] = frozenset({"query", "covariance", "window", "attention", "keep_scores"})
+"""Needs that are met by watching a request's own tokens as they are computed: a token that is found tells nothing."""
+
 
 @dataclass(frozen=True)
 class Window:

@@ -94,17 +94,20 @@ def run(model: Path, flags: list[str], log: Path) -> tuple[list[Talk], dict[str,
     return talks, counters
 
 
+@pytest.mark.parametrize("page_size", [1, 16])
 def test_reclaim_in_a_quarter_pool_answers_as_mask_in_an_ample_one(
-    tmp_path: Path, servers: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, servers: Any, monkeypatch: pytest.MonkeyPatch, page_size: int
 ) -> None:
     """Every answer is the same, token for token, and so is what is left of every session; memory really comes back."""
     servers.stop()
     monkeypatch.setenv("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY", "1")
     model = tiny_checkpoint(tmp_path / "tiny", kind="qwen3")
-    expected, _ = run(model, ["--intentkv-layout", "mask", "--max-total-tokens", "60000"], tmp_path / "mask.log")
+    pages = ["--page-size", str(page_size)]
+    mask = [*pages, "--intentkv-layout", "mask", "--max-total-tokens", "60000"]
+    expected, _ = run(model, mask, tmp_path / "mask.log")
     full = sum(reports[-1]["logical_tokens"] for _, reports in expected)
     monkeypatch.setenv("SGLANG_TEST_RETRACT", "1")
-    talks, counters = run(model, ["--max-total-tokens", str(full // 4)], tmp_path / "reclaim.log")
+    talks, counters = run(model, [*pages, "--max-total-tokens", str(full // 4)], tmp_path / "reclaim.log")
     retractions = (tmp_path / "reclaim.log").read_text().count("Testing retraction.")
     lost = counters["intentkv_namespaces_evicted_total"]
     freed, masked = (

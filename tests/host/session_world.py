@@ -45,7 +45,13 @@ class SessionWorld(World):
     """
 
     def __init__(
-        self, *args: Any, budget: int, trigger: int, habits: random.Random | None = None, **options: Any
+        self,
+        *args: Any,
+        budget: int,
+        trigger: int,
+        scorer: str = SCORER,
+        habits: random.Random | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(*args, **options)
         self.habits = habits
@@ -55,7 +61,7 @@ class SessionWorld(World):
         self.mix = torch.randn(WIDTH, WIDTH, generator=draw, dtype=torch.float64)
         self.ahead: dict[str, list[int]] = {}  # by request: tokens of steps whose result was not processed yet
         self.retractions = 0
-        self.budget = budget
+        self.budget, self.scorer = budget, scorer
         keys = SimpleNamespace(get_key_buffer=lambda layer: self.states.float().unsqueeze(1))
         layer = RadixAttention(num_heads=1, head_dim=WIDTH, scaling=1.0, num_kv_heads=1, layer_id=0)
         runner = SimpleNamespace(
@@ -65,7 +71,7 @@ class SessionWorld(World):
             sampling_observer=None,
         )
         self.runtime = Runtime(
-            Settings(scorer=SCORER, trigger=trigger, recent=8),
+            Settings(scorer=scorer, trigger=trigger, recent=8),
             SimpleNamespace(
                 tp_worker=SimpleNamespace(model_runner=runner),
                 tree_cache=self.cache,
@@ -86,11 +92,11 @@ class SessionWorld(World):
         req.intentkv = RequestState(
             key=SessionKey(session, "explicit"),
             label=session,
-            scorer=SCORER,
+            scorer=self.scorer,
             budget=Budget("fixed", self.budget),
             spans=spans,
             prompt=np.array(prompt),
-            needs=self.runtime.scoring.needs(SCORER),
+            needs=self.runtime.scoring.needs(self.scorer),
         )
         return req
 

@@ -109,21 +109,30 @@ def test_the_first_token_behind_a_found_prefix_stays_unknown(monkeypatch: pytest
     torch.testing.assert_close(server.surprise_of("mine", 31, 40), server.expected("mine", 40)[30:])
 
 
-def test_after_a_retraction_the_same_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it had generated is computed again in a prefill; what was predicted for another place is not used."""
+@pytest.mark.parametrize("found", [0, 16, 40, 44, 45])
+@pytest.mark.parametrize("launched", [45, 46])
+def test_after_a_retraction_the_same_is_known(found: int, launched: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Computed again from wherever it is found, in other chunks: every number is the one it had, bit for bit. With a step
+    `launched` ahead, whose token is thrown away, too."""
     state = asking(40)
     server = Server(monkeypatch, mine=state)
     server.forward(("mine", 0, 40))
-    for end in range(41, 46):
+    for end in range(41, launched + 1):
         server.forward(("mine", end - 1, end), decode=True)
-    before = server.surprise_of("mine", 0, 45).clone()
+    sampled = server.surprise._ahead[server.rows["mine"]].item()
+    before = [*server.surprise_of("mine", 0, launched).tolist(), sampled][:46]
+    server.surprise.keep(state, server.slots("mine", 0, launched), server.rows["mine"])
     requests.take_back_event(None, SimpleNamespace(intentkv=state))
+    server.texts["mine"] = server.texts["mine"][:46]
     state.goal = 46
-    server.forward(("mine", 45, 46))  # all but the last token were found in the cache
-    assert server.surprise_of("mine", 45, 46).item() == 0
-    requests.take_back_event(None, SimpleNamespace(intentkv=state))
-    server.forward(("mine", 0, 46))
-    torch.testing.assert_close(server.surprise_of("mine", 0, 45), before, rtol=1e-5, atol=1e-5)
+    server.surprise.by_slot[server.slots("mine", found, 46)] = 99.0
+    for begin, end in itertools.pairwise(sorted({found, 42, 46} - set(range(found)))):
+        server.forward(("mine", begin, end))
+    assert server.surprise_of("mine", 0, 46).tolist() == before
+    server.forward(("mine", 46, 47), decode=True)
+    torch.testing.assert_close(
+        server.surprise_of("mine", 46, 47), server.expected("mine", 47)[45:], rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
