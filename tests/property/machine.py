@@ -220,6 +220,8 @@ class CacheMachine(RuleBasedStateMachine):
         rng = np.random.default_rng((seed, length))
         block = int(rng.choice([1, 3, self.page_size, 4 * self.page_size]))
         chosen = np.repeat(rng.random(length // block + 1) < rng.choice([0.1, 0.5, 0.9]), block)[:length]
+        if chosen.any():
+            self.disturb(req)  # what a parallel call drops is dropped for the whole session
         return np.flatnonzero(chosen)
 
     def submit(self, session, tokens, scope, seed, expected: int | None = None) -> None:
