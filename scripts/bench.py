@@ -32,10 +32,14 @@ PRINTED = {
     "serving_quarter": ["bench_serving.py", "--agents", "8", "--pool", "quarter"],
     "serving_ample": ["bench_serving.py", "--agents", "8", "--pool", "ample"],
 }
-# These write their own file.
+# Every published baseline beside the default.
+SCORERS = [
+    "intent", "streaming", "snapkv", "h2o", "keydiff", "expected-attention", "r-kv", "random", "random-sentence",
+]  # fmt: skip
+# These write their own file. One server plays all of an evaluation's configurations, as each request names its own.
 WRITTEN = {
-    "ablation": ["ablate_scores.py", "--sessions", "20"],
-    "agents": ["eval_agents.py", "--sessions", "4", "--scorers", "intent", "snapkv", "random-sentence"],
+    "ablation": ["ablate_scores.py", "--sessions", "8"],
+    "agents": ["eval_agents.py", "--sessions", "4", "--together", "4", "--scorers", *SCORERS],
 }
 
 
