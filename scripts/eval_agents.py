@@ -1,7 +1,7 @@
 """Accuracy, memory and prefix reuse of scorers on agent sessions, against the full cache.
 
     python scripts/eval_agents.py --sessions 4 --scorers intent random      # some minutes on two cores
-    python scripts/eval_agents.py --layouts reclaim mask                    # one server after the other
+    python scripts/eval_agents.py --layouts reclaim mask as-published       # one server after the other
     python scripts/eval_agents.py --traces chats.jsonl --model Qwen/Qwen3-8B   # OpenAI chats or ToolBench
     python scripts/eval_agents.py --base-url http://host:30000              # a server that runs, intentkv's or another
 
@@ -20,7 +20,6 @@ import json
 import signal
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import get_args
 
 import openai
 from rich.console import Console
@@ -34,10 +33,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from intentkv.config import Layout
 from intentkv.evals.agents_report import result_file, summaries, tables
 from intentkv.evals.cache_folder import cache_folder
-from intentkv.evals.configurations import Configuration, by_layout
+from intentkv.evals.client import server_url
+from intentkv.evals.configurations import LAYOUTS, Configuration, by_layout, layout_flags
 from intentkv.evals.journal import Journal
 from intentkv.evals.model import NAME, model_path
 from intentkv.evals.plan import add_session_arguments, planned_sessions
@@ -53,10 +52,10 @@ COMPARED = ["intent", "surprise", "streaming", "snapkv", "h2o", "keydiff", "expe
 
 
 def main() -> int:
-    arguments = parser().parse_args()
+    arguments = parsed()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stopped by `kill` as by Ctrl-C: the server stops first
     configurations = by_layout(arguments.scorers, arguments.budgets, arguments.layouts)
-    names = ("families", "sessions", "seed", "scorers", "budgets", "layouts", "trigger", "base_url")
+    names = ("families", "sessions", "seed", "scorers", "budgets", "layouts", "trigger", "together", "base_url")
     plan = {name: getattr(arguments, name) for name in names}
     plan["traces"] = hashlib.sha256(arguments.traces.read_bytes()).hexdigest() if arguments.traces else None
     plan |= {"model": arguments.model_name if arguments.base_url else (arguments.model or NAME), "commit": commit()}
@@ -81,23 +80,29 @@ def main() -> int:
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_session_arguments(parser, sessions=12, seed=300)
     parser.add_argument(
         "--scorers", nargs="*", choices=list(SCORERS), default=COMPARED, help=f"default: {' '.join(COMPARED)}"
     )
     parser.add_argument("--budgets", nargs="+", type=percent, default=[50, 25, 12], help="percent (default: 50 25 12)")
-    parser.add_argument("--layouts", nargs="+", choices=get_args(Layout), default=["reclaim"], help="default: reclaim")
+    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=["reclaim"], help="default: reclaim")
     parser.add_argument("--trigger", type=int, default=64, help="--intentkv-trigger of the servers (default: 64)")
+    parser.add_argument("--together", type=int, default=1, help="sessions at once (default: 1)")
     parser.add_argument("--model", help=f"model folder or name for the servers (default: {NAME})")
     parser.add_argument(
-        "--base-url", help="a running server (http://host:port) instead; its layout is the first of --layouts"
+        "--base-url",
+        type=server_url,
+        help="a running server (http://host:port) instead; its layout is that of --layouts",
     )
     parser.add_argument("--model-name", default="default", help="model field of the requests to --base-url")
     parser.add_argument("--out", type=Path, default=cache_folder("evals") / "agents.json", help="default: %(default)s")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    return parser
+    arguments = parser.parse_args()
+    if arguments.base_url and len(arguments.layouts) > 1:
+        parser.error(f"a server has one layout: give one of --layouts {' '.join(arguments.layouts)} with --base-url")
+    return arguments
 
 
 def percent(text: str) -> float:
@@ -125,7 +130,7 @@ def play_everything(
             with ExitStack() as stack:
                 url = arguments.base_url or stack.enter_context(own_server(arguments, layout)).url
                 shown = functools.partial(show_progress, progress, task)
-                play_all(url.rstrip("/").removesuffix("/v1"), group, sessions, journal, arguments.model_name, shown)
+                play_all(url, group, sessions, journal, arguments.model_name, shown, arguments.together)
 
 
 def own_server(arguments: argparse.Namespace, layout: str) -> AbstractContextManager[Server]:
@@ -133,8 +138,7 @@ def own_server(arguments: argparse.Namespace, layout: str) -> AbstractContextMan
     flags = [
         *SMALL_POOL,
         "--enable-intentkv",
-        "--intentkv-layout",
-        layout,
+        *layout_flags(layout),
         "--intentkv-trigger",
         str(arguments.trigger),
     ]

@@ -70,7 +70,7 @@ def tables(figures: dict[str, Any]) -> list[Table]:
     costs = Table(
         title="accuracy, memory and reuse", caption="95 % interval of the share of full; tokens at ends of turns"
     )
-    head = ("right", "of full", "interval", "done", "hit", "live", "peak", "logical", "rows read", "s")
+    head = ("right", "of full", "interval", "done", "hit", "prefilled", "live", "peak", "logical", "rows read", "s")
     parts = Table(title="right answers by age of the fact, and by how it was asked for")
     asked = {"first": "first_asked", "again": "re_asked", "call": "as_argument", "sub-agent": "sub_agents"}
     for table, columns in ((costs, head), (parts, (*AGES, *asked))):
@@ -84,7 +84,7 @@ def tables(figures: dict[str, Any]) -> list[Table]:
             *(_percent(f[key]) for key in ("accuracy", "of_full")),
             interval,
             *(_percent(f[key]) for key in ("completion", "prefix_hit")),
-            *(_count(f[key]) for key in ("live_mean", "live_peak", "logical_mean")),
+            *(_count(f[key]) for key in ("prefilled_tokens", "live_mean", "live_peak", "logical_mean")),
             f"{f['rows_read']:.2g}",
             _count(f["seconds"]),
         )

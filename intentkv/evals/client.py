@@ -1,5 +1,6 @@
 """Plays an agent session against an OpenAI-compatible server, with the `openai` client that agents use."""
 
+import os
 import time
 import urllib.error
 import urllib.request
@@ -36,29 +37,38 @@ class TurnResult:
 
 
 def play(
-    session: Session, url: str, model: str = "default", params: dict[str, Any] | None = None, *, sglang: bool = True
+    session: Session,
+    url: str,
+    model: str = "default",
+    params: dict[str, Any] | None = None,
+    *,
+    sglang: bool = True,
+    forget: bool = False,
 ) -> Iterator[TurnResult]:
     """Yields the result of each turn of `session` on the server at `url` ("http://host:port"), at temperature 0.
 
     The model's own answers, right or wrong, become part of the history, as in an agent's loop. The same requests go to
     any SGLang server: `session_id`, `return_meta_info` and `no_stop_trim` are its own fields. `params` are custom parameters of every
     request, such as `intentkv_scorer`; each set of them makes a session of its own, and so does each sub-agent.
-    `sglang=False` sends none of these fields, for other OpenAI-compatible servers, which might refuse them.
+    `sglang=False` sends none of these fields, for other OpenAI-compatible servers, which might refuse them. `forget` gives
+    every turn a `cache_salt` of its own, so that it finds nothing of the turns before it.
 
     Raises:
         openai.OpenAIError: the server refused a request, gave it up, or did not answer within TURN_SECONDS.
     """
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=TURN_SECONDS, max_retries=0)
+    client = connect(url)
     name = " ".join([session.name, *(f"{key}={value}" for key, value in sorted((params or {}).items()))])
     transcript = Transcript(session)
-    for turn in session.turns:
+    for number, turn in enumerate(session.turns, start=1):
         prompt: Any = transcript.ask(turn)
-        own = {
+        own: dict[str, Any] = {
             "session_id": branch_id(name, turn),
             "return_meta_info": True,
             "no_stop_trim": True,  # the next prompt then goes on from exactly what was generated
             "custom_params": params or {},
         }
+        if forget:
+            own["cache_salt"] = f"{name} turn {number}"
         start = time.monotonic()
         reply = client.chat.completions.create(
             model=model,
@@ -73,7 +83,7 @@ def play(
         if choice.finish_reason not in ("stop", "length", "tool_calls"):
             raise openai.OpenAIError(f"the server gave the request up: finish_reason {choice.finish_reason!r}")
         answer = choice.message.content or ""
-        counts = _counts(reply)
+        counts = token_counts(reply)
         yield TurnResult(answer=answer, right=is_right(answer, turn.expected), seconds=seconds, **counts)
         transcript.answered(turn, answer)
 
@@ -83,7 +93,18 @@ def branch_id(session_id: str, turn: Turn) -> str:
     return f"{session_id} sub-agent {turn.branch}" if turn.branch else session_id
 
 
-def _counts(reply: Any) -> dict[str, Any]:
+def server_url(text: str) -> str:
+    """`http://host:port` of an address that may end as OpenAI clients want it, with /v1."""
+    return text.rstrip("/").removesuffix("/v1")
+
+
+def connect(url: str) -> openai.OpenAI:
+    """A client of the server at `url` that asks once and waits TURN_SECONDS; the key is that of OPENAI_API_KEY, if any."""
+    key = os.environ.get("OPENAI_API_KEY", "none")
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, timeout=TURN_SECONDS, max_retries=0)
+
+
+def token_counts(reply: Any) -> dict[str, Any]:
     """The token counts and intentkv's report, from SGLang's meta_info or else from the usage that every server sends."""
     meta = (reply.choices[0].model_extra or {}).get("meta_info")
     if meta is not None:

@@ -1,12 +1,20 @@
-"""What an evaluation compares: the full cache, and every scorer at every budget under every layout."""
+"""What an evaluation compares: the full cache, and every scorer at every budget under every layout.
+
+Beside the layouts that a server has there is compaction as published: every turn prefills its whole prompt, is compacted
+once and forgotten. It is a matter of how a server is asked, see docs/baselines.md.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, get_args
+
+from intentkv.config import Layout
 
 FULL = "full"
+AS_PUBLISHED: Final = "as-published"
+LAYOUTS: Final = (*get_args(Layout), AS_PUBLISHED)
 
 
 @dataclass(frozen=True)
@@ -18,7 +26,7 @@ class Configuration:
         percent: the budget as a share of the mean number of tokens that the sessions have at their end with the full
             cache. It is the same number for every turn of every session: a share of what a turn has would drop from the
             first turn on, and could not be compared with what a fixed budget drops.
-        layout: of the server.
+        layout: one of LAYOUTS.
     """
 
     scorer: str | None
@@ -33,6 +41,11 @@ class Configuration:
         budget = f"{self.scorer}@{self.percent:g}%"
         return budget if self.layout == "reclaim" else f"{budget}/{self.layout}"
 
+    @property
+    def forgets(self) -> bool:
+        """Whether every turn is computed anew, from its whole prompt."""
+        return self.layout == AS_PUBLISHED and self.scorer is not None
+
     def params(self, mean_final: float) -> dict[str, Any]:
         """Custom parameters of every request; `mean_final`: tokens that the sessions have at their end, on average.
 
@@ -42,6 +55,11 @@ class Configuration:
             return {"intentkv_enabled": False}
         tokens = max(1, round(mean_final * self.percent / 100))
         return {"intentkv_scorer": self.scorer, "intentkv_budget": tokens}
+
+
+def layout_flags(layout: str) -> list[str]:
+    """Flags of the server that plays `layout`."""
+    return ["--intentkv-layout", "reclaim" if layout == AS_PUBLISHED else layout]
 
 
 def by_layout(

@@ -16,24 +16,33 @@ PACKAGES = ("intentkv", "sglang", "torch", "transformers")
 
 
 def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
-    """Command, commit ("-dirty" where tracked files differ from it), versions and machine; this process's own command by default."""
+    """Command, commit, versions and machine; this process's own command by default."""
     script, *arguments = sys.argv if command is None else command
     return {
         "command": shlex.join(["python", _relative(script), *arguments]),
         "commit": commit(),
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "versions": {"python": platform.python_version(), **{name: package_version(name) for name in PACKAGES}},
         "machine": {"cpu": _processor(), "cores": os.cpu_count(), "system": platform.system(), **_gpu()},
     }
 
 
 def commit() -> str | None:
-    """The commit of the checkout that this file is in; None for an installed package."""
-    root = Path(__file__).resolve().parents[2]
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    """The commit of the checkout that this file is in; None for an installed package.
+
+    "-dirty" where tracked files differ from it, but for results, which benchmarks write one after the other.
+    """
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        head = _git("rev-parse", "--short=12", "HEAD")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)docs/results")
     except (OSError, subprocess.CalledProcessError):
         return None
+    return f"{head}-dirty" if changed else head
+
+
+def _git(*arguments: str) -> str:
+    root = Path(__file__).resolve().parents[2]
+    command = ["git", "-C", str(root), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _relative(path: str) -> str:
@@ -43,7 +52,8 @@ def _relative(path: str) -> str:
     return str(full.relative_to(root)) if full.is_relative_to(root) else full.name
 
 
-def _version(name: str) -> str | None:
+def package_version(name: str) -> str | None:
+    """The installed version of `name`; None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:

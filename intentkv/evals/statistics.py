@@ -58,7 +58,7 @@ def summary(plays: Plays, full: Plays | None) -> dict[str, Any]:
     """Every figure of one configuration. `full`: the same sessions with the full cache, if they were played.
 
     `ci` is the interval of `of_full`, and of `accuracy` where `full` is None. Token figures are over completed turns and
-    taken at the end of a turn; `rows_read` counts one row of keys and values for each live token and computed token.
+    taken at the end of a turn; `prefilled_tokens` are those of prompts that were computed; `rows_read` counts one row of keys and values for each live token and computed token.
     """
     turns = [turn for name in sorted(plays) for turn in plays[name]]
     done = [turn for turn in turns if turn["completed"]]
@@ -79,6 +79,7 @@ def summary(plays: Plays, full: Plays | None) -> dict[str, Any]:
         "as_argument": _part([turn for turn in turns if turn["as_argument"]]),
         "sub_agents": _part([turn for turn in turns if turn["branch"] > 0]),
         "prefix_hit": prefix_hit(plays),
+        "prefilled_tokens": sum(turn["prompt_tokens"] - turn["cached_tokens"] for turn in done),
         "live_mean": _mean(done, "live_tokens"),
         "live_peak": max((turn["live_tokens"] for turn in done), default=None),
         "logical_mean": _mean(done, "logical_tokens"),

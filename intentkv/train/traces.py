@@ -53,17 +53,35 @@ Trace = tuple[TraceMessage, ...]
 
 
 def read_traces(path: Path) -> Iterator[Trace]:
-    """The traces of a JSONL file, one a line: OpenAI chat (`messages`) or ToolBench-like (`conversations`).
+    """The traces of a file: OpenAI chat (`messages`) or ToolBench-like (`conversations`).
 
-    Raises TraceError naming line and reason at the first line that is neither.
+    One a line, or all in one list, as ToolBench publishes its own.
+
+    Raises TraceError naming line (or place in the list) and reason at the first that is neither.
     """
     with open(path, "rb") as file:
+        if file.read(1) == b"[":
+            yield from _listed(path)
+            return
+        file.seek(0)
         for number, line in enumerate(file, 1):
             if line.strip():
                 try:
                     yield parse_trace(json.loads(line))
                 except (ValueError, RecursionError) as error:  # RecursionError: brackets without end
                     raise TraceError(f"{path}, line {number}: {error}") from None
+
+
+def _listed(path: Path) -> Iterator[Trace]:
+    try:
+        whole = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{path}: {error}") from None
+    for number, raw in enumerate(whole, 1):
+        try:
+            yield parse_trace(raw)
+        except ValueError as error:
+            raise TraceError(f"{path}, trace {number}: {error}") from None
 
 
 def parse_trace(raw: object) -> Trace:
@@ -86,6 +104,8 @@ def _openai_message(raw: Any) -> TraceMessage:
     calls = raw.get("tool_calls") or []
     if not isinstance(calls, list):
         raise TraceError(f"tool_calls: expected a list, got {type(calls).__name__}")
+    if raw.get("function_call"):  # how calls were written before there were tools
+        calls = [*calls, {"function": raw["function_call"]}]
     return TraceMessage(role, _text(content, "content"), tuple(_openai_call(call) for call in calls))
 
 

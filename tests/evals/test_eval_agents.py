@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from intentkv.evals.configurations import Configuration, by_layout
+from intentkv.evals.agents_report import summaries
+from intentkv.evals.configurations import Configuration, by_layout, layout_flags
 from intentkv.evals.families import FAMILIES
 from intentkv.evals.journal import Journal
 from intentkv.evals.plot import draw_agents, lines
@@ -127,6 +128,83 @@ def test_budgets_are_one_number_for_all_sessions_and_sessions_are_told_apart(tmp
     assert budgets == [None] * turns + [round(sum(ends) / 8)] * turns + [round(sum(ends) / 4 * 0.12)] * turns
     assert all(body["custom_params"] == {"intentkv_enabled": False} for body in seen[:turns])
     assert len({body["session_id"] for body in seen}) == 3 * len(SESSIONS) * 2
+
+
+def test_sessions_at_once_are_noted_in_order(tmp_path: Path) -> None:
+    """The first turns of three sessions wait for each other, and the journal is that of one session after the other."""
+    meet = threading.Barrier(3, timeout=60)
+
+    def waits(body: dict[str, Any]) -> dict[str, Any]:
+        if len(body["messages"]) == 5 and body["custom_params"].get("intentkv_budget"):
+            meet.wait()
+        return reply(body)
+
+    plan = by_layout(["random"], [50], ["reclaim"])["reclaim"]
+    plays = []
+    for together, answer in ((1, reply), (3, waits)):
+        journal = Journal(tmp_path / str(together), {})
+        with fake_server(answer) as url:
+            play_all(url, plan, SESSIONS[:3], journal, together=together)
+        plays.append([(p["configuration"], p["session"], [t["answer"] for t in p["turns"]]) for p in journal.plays])
+    assert plays[0] == plays[1]
+
+
+def published(events: int = 1, cached: int = 0) -> tuple[list[dict[str, Any]], Any]:
+    """The bodies that arrive, and an answer of a server that reuses `cached` tokens and drops `events` times a turn."""
+    seen: list[dict[str, Any]] = []
+
+    def answer(body: dict[str, Any]) -> dict[str, Any]:
+        seen.append(body)
+        made = reply(body)
+        meta = made["choices"][0]["meta_info"]
+        if "cache_salt" in body:
+            meta["cached_tokens"] = cached
+            meta["intentkv"]["events"] = events
+        return made
+
+    return seen, answer
+
+
+def test_as_published_every_turn_is_salted_and_computed_anew(tmp_path: Path) -> None:
+    """No two turns share a salt, the full cache goes without, and what is computed is the sum of the prompts."""
+    plan = by_layout(["random"], [50, 12], ["as-published"])["as-published"]
+    assert [configuration.key for configuration in plan] == [
+        "full",
+        "random@50%/as-published",
+        "random@12%/as-published",
+    ]
+    assert layout_flags("as-published") == layout_flags("reclaim")
+    assert layout_flags("mask") == ["--intentkv-layout", "mask"]
+    seen, answer = published()
+    journal = Journal(tmp_path / "j", {})
+    with fake_server(answer) as url:
+        play_all(url, plan, SESSIONS, journal)
+    turns = sum(len(session.turns) for session in SESSIONS)
+    assert not any("cache_salt" in body for body in seen[:turns])
+    assert len({body["cache_salt"] for body in seen[turns:]}) == 2 * turns
+    figures = summaries(journal.plays)
+    for key in ("random@50%/as-published", "random@12%/as-published"):
+        prompts = [t["prompt_tokens"] for p in journal.plays if p["configuration"] == key for t in p["turns"]]
+        assert figures[key]["prefix_hit"] == 0 and figures[key]["prefilled_tokens"] == sum(prompts)
+    assert figures["full@100%"]["prefilled_tokens"] < sum(prompts)
+
+
+@pytest.mark.parametrize(("events", "cached"), [(2, 0), (1, 3)])
+def test_a_server_that_reuses_or_drops_twice_is_not_as_published(tmp_path: Path, events: int, cached: int) -> None:
+    plan = by_layout(["random"], [50], ["as-published"])["as-published"]
+    _, answer = published(events, cached)
+    with (
+        fake_server(answer) as url,
+        pytest.raises(ValueError, match="--chunked-prefill-size above the longest"),
+    ):
+        play_all(url, plan, SESSIONS[:1], Journal(tmp_path / "j", {}))
+
+
+def test_a_running_server_has_one_layout(tmp_path: Path) -> None:
+    run = subprocess.run(
+        command("http://127.0.0.1:9", "--layouts", "reclaim", "mask"), check=False, cwd=tmp_path, capture_output=True
+    )
+    assert run.returncode == 2 and b"a server has one layout" in run.stderr
 
 
 def test_what_a_server_refuses_is_wrong_and_ends_the_session_there(tmp_path: Path) -> None:

@@ -81,6 +81,33 @@ def test_openai_chats_and_toolbench_ask_the_same(tmp_path: Path) -> None:
     assert len(recorded_sessions(tmp_path / "a.jsonl", most=2)) == 2
 
 
+def test_a_file_that_is_one_list_reads_the_same(tmp_path: Path) -> None:
+    """ToolBench publishes its answers as one list, over several lines or not."""
+    traces = [to_toolbench(make_trace(HARBOUR, seed)) for seed in range(2)]
+    lines = recorded_sessions(written(tmp_path / "a.jsonl", *traces))
+    for indent in (None, 1):
+        (tmp_path / "a.json").write_text(json.dumps(traces, indent=indent))
+        assert recorded_sessions(tmp_path / "a.json") == lines
+    (tmp_path / "b.json").write_text(json.dumps([CHAT, {"text": "x"}]))
+    with pytest.raises(TraceError, match=r"b\.json, trace 2: expected an object"):
+        recorded_sessions(tmp_path / "b.json")
+    (tmp_path / "c.json").write_text("[{]")
+    with pytest.raises(TraceError, match=r"c\.json: Expecting"):
+        recorded_sessions(tmp_path / "c.json")
+
+
+def test_calls_as_they_were_written_before_tools(tmp_path: Path) -> None:
+    def old(message: dict[str, Any]) -> dict[str, Any]:
+        if "tool_calls" in message:
+            return {"role": "assistant", "content": None, "function_call": message["tool_calls"][0]["function"]}
+        return {**message, "role": "function", "name": "desk"} if message["role"] == "tool" else message
+
+    chat = {"messages": [old(message) for message in CHAT["messages"]]}
+    assert recorded_sessions(written(tmp_path / "desk.jsonl", chat)) == recorded_sessions(
+        written(tmp_path / "desk.jsonl", CHAT)
+    )
+
+
 def test_they_are_played_like_any_session(tmp_path: Path) -> None:
     """No stop at a full stop, and room for a call."""
     bodies: list[dict[str, Any]] = []

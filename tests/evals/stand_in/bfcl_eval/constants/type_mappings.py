@@ -1,0 +1,3 @@
+GORILLA_TO_OPENAPI = {
+    "string": "string", "integer": "integer", "float": "number", "list": "array", "dict": "object", "any": "string",
+}  # fmt: skip
