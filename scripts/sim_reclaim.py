@@ -7,6 +7,11 @@ Eight agents share a system prompt of 512 tokens and take twelve turns, 500 toke
 1,500 tokens a session: which ones is drawn at random, since only their number matters here. The second table mixes
 eight such agents with eight chats that are not managed (120 tokens in, 30 out), in random order and in pools too small
 for all, and counts who finds how much of its past in turns 5 to 12: neither group may pay for the other.
+
+The third table is about pages of 16. Eight sessions of 4,096 tokens and a system prompt keep a share of their history, by
+scores that are drawn token by token or sentence by sentence. It counts which slots come back if tokens are dropped but
+only pages that are dead as a whole are freed, and if survivors are packed first; and how much of the tokens that score
+best is kept if, instead, whole pages are chosen by the mean of their scores.
 """
 
 from __future__ import annotations
@@ -23,8 +28,11 @@ from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from intentkv.apply.rows import NO_POSITIONS, live_positions
+from intentkv.apply.rows import NO_POSITIONS, droppable, live_positions
 from intentkv.engine.cache import IntentKVRadixCache
+from intentkv.keep.budget import Budget
+from intentkv.keep.forced import whole_pages
+from intentkv.keep.select import choose_drop
 from tests.host.pools import publish_settings
 from tests.host.world import World
 
@@ -59,6 +67,9 @@ class Pool(World):
         return int(self.rng.integers(1 << 20))
 
     def compute(self, req: Req, start: int, end: int) -> None:
+        pass
+
+    def move(self, sources: np.ndarray, destinations: np.ndarray) -> None:
         pass
 
 
@@ -135,6 +146,72 @@ def mix(ours: bool, size: int, core: str, idle_from: int, chunk: int) -> tuple[f
     return hit_rate(managed, 4), hit_rate(chats, 4)
 
 
+class OneEvent(Pool):
+    """A pool of pages of 16 whose sessions drop all but `share` of their history, once, by scores of a `kind`."""
+
+    def __init__(self, core: str, share: float, kind: str) -> None:
+        super().__init__(True, AMPLE, 16, None, core)
+        self.share, self.kind = share, kind
+        self.counts = dict.fromkeys(("dropped", "dead pages", "moved", "best", "best by pages"), 0)
+
+    def move(self, sources: np.ndarray, destinations: np.ndarray) -> None:
+        self.counts["moved"] += len(sources)
+
+    def drop_to_budget(self, req: Req, length: int) -> np.ndarray:
+        if req.finished() or len(self.holes_of(req)):
+            return NO_POSITIONS
+        forced = np.zeros(length, np.bool_)
+        forced[:SYSTEM] = forced[-128:] = True
+        budget = Budget("share", 100 * self.share)
+        scores, none = self.scores(length - SYSTEM - 128), NO_POSITIONS
+        drop = choose_drop(scores, forced, none, budget, 1, 16)
+        pages = choose_drop(scores, whole_pages(forced, 16), none, budget, 1, 16, whole_pages=True)
+        self.counts["dropped"] += len(drop)
+        self.counts["dead pages"] += len(droppable(drop, none, length, 16, whole_pages=True))
+        best = np.setdiff1d(np.flatnonzero(~forced), drop)
+        self.counts["best"] += len(best)
+        self.counts["best by pages"] += len(np.setdiff1d(best, pages))
+        return drop
+
+    def scores(self, count: int) -> np.ndarray:
+        """One number a token, `[count]` float32: its own, or that of its sentence of 5 to 40 tokens."""
+        drawn = self.rng.random(count)
+        if self.kind == "sentences":
+            drawn = np.repeat(drawn, self.rng.integers(5, 41, count))[:count]
+        return drawn.astype(np.float32)
+
+
+def packed(core: str, share: float, kind: str) -> dict[str, float]:
+    """One row of the third table, as shares of the slots of dropped tokens, and of the tokens that score best."""
+    pool = OneEvent(core, share, kind)
+    for agent in agents(managed=True, turn_tokens=(4096, 2)):
+        agent.turn(pool)
+    counts, stats = pool.counts, pool.cache.stats()
+    assert stats["dropped"] == counts["dropped"]
+    return {
+        "dead_pages": counts["dead pages"] / counts["dropped"],
+        "packed": stats["freed"] / counts["dropped"],
+        "moved": counts["moved"] / counts["best"],
+        "kept_by_pages": counts["best by pages"] / counts["best"],
+    }
+
+
+def print_packed(core: str) -> dict[str, dict[str, float]]:
+    """The third table."""
+    names = ("scores by", "kept", "freed: dead pages", "freed: packed", "moved of kept", "best kept by pages")
+    print("{:>10} {:>5} {:>18} {:>14} {:>14} {:>19}".format(*names))
+    rows = {}
+    for kind in ("tokens", "sentences"):
+        for share in (0.5, 0.25, 0.12):
+            row = packed(core, share, kind)
+            print(
+                f"{kind:>10} {share:>5.0%} {row['dead_pages']:>18.1%} {row['packed']:>14.1%} {row['moved']:>14.1%} "
+                f"{row['kept_by_pages']:>19.1%}"
+            )
+            rows[f"{kind}@{share:.0%}"] = {name: round(value, 4) for name, value in row.items()}
+    return rows
+
+
 def print_fixed(core: str) -> dict[str, object]:
     """The first table; returns its figures by the names they have in the JSON object."""
     results: dict[str, object] = {}
@@ -184,8 +261,10 @@ def main() -> None:
     answer = "yes" if equal else "NO"
     print(f"\nnothing pruned, 30k: every hit and the free list as in SGLang's own cache: {answer}\n")
     mixed = print_mix(options.core)
+    print()
+    pages = print_packed(options.core)
     if options.json:
-        print(json.dumps({**results, "unpruned_equals_stock": equal, "mix": mixed}))
+        print(json.dumps({**results, "unpruned_equals_stock": equal, "mix": mixed, "pages": pages}))
 
 
 if __name__ == "__main__":

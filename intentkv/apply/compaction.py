@@ -88,9 +88,10 @@ def plan_compaction(
     survivors = taken.reshape(len(own), page_size).sum(axis=1)
     latest = np.zeros(len(own), np.int64)
     latest[page] = mine  # ascending, so the last position of a page is what stays
-    needed = -(-int(survivors.sum()) // page_size)
-    packed = np.zeros(len(own), np.bool_)
-    packed[np.lexsort((latest, survivors))[len(own) - needed :]] = True
+    packed = survivors == page_size
+    partial = np.flatnonzero((survivors > 0) & ~packed)
+    needed = -(-int(survivors[partial].sum()) // page_size)
+    packed[partial[np.lexsort((latest[partial], survivors[partial]))[len(partial) - needed :]]] = True
 
     leaving = mine[keep[mine] & ~packed[page]]
     empty = np.flatnonzero(np.repeat(packed, page_size) & ~taken)[: len(leaving)]
@@ -100,3 +101,42 @@ def plan_compaction(
         destinations=own[empty // page_size] * page_size + empty % page_size,
         freed=own[~packed],
     )
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Whole pages of entries, packed into as few as hold the survivors. All arrays index the entries, on the host.
+
+    Attributes:
+        sources, destinations: `[n]` int64 each, what to copy, as of `CompactionPlan`.
+        places: `[m]` int64 ascending, the entries of the pages that are kept.
+        holds: `[m]` int64, which entry's content each of them holds after the copies; -1 for none, at less than a page.
+        freed: `[f]` int64 ascending, the entries of all other pages.
+    """
+
+    sources: NDArray[np.int64]
+    destinations: NDArray[np.int64]
+    places: NDArray[np.int64]
+    holds: NDArray[np.int64]
+    freed: NDArray[np.int64]
+
+
+def pack_pages(keep: NDArray[np.bool_], page_size: int) -> Packing:
+    """Pack entries that one request owns, page after page, whatever slots they are in.
+
+    Args:
+        keep: `[length]` bool, entries that survive; whole pages.
+        page_size: entries a page.
+
+    Raises:
+        ValueError: part of a page.
+    """
+    if len(keep) % page_size:
+        raise ValueError(f"expected whole pages of {page_size} entries, got {len(keep)}")
+    entries = np.arange(len(keep))
+    plan = plan_compaction(entries + page_size, keep, np.ones(len(keep), np.bool_), page_size)
+    freed = np.isin(entries // page_size + 1, plan.freed)
+    holds = np.where(keep, entries, -1)
+    holds[plan.destinations - page_size] = plan.positions
+    places = np.flatnonzero(~freed)
+    return Packing(plan.positions, plan.destinations - page_size, places, holds[places], np.flatnonzero(freed))

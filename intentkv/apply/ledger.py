@@ -64,8 +64,20 @@ class SlotLedger:
         """The radix tree has handed whole pages of `slots`, `[n]` int64, to a caller who frees or files them next."""
         self._owner[self._whole_pages(slots)] = HELD
 
+    def check_held(self, slots: torch.Tensor) -> None:
+        """Make sure that `slots`, `[n]` int64, whose contents are about to be moved, belong to a request alone.
+
+        Raises:
+            LedgerError: on a CPU pool. On an accelerator the fault is counted.
+        """
+        state = self._owner[self._pages_of(slots)]
+        self._report(
+            state != HELD,
+            lambda i: f"move of slot {int(slots[i])}: expected a held page, but it is {_STATES[int(state[i])]}",
+        )
+
     def check_unmapped(self, slots: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor, by: str) -> None:
-        """Make sure that no row of another request maps `slots` that are about to be freed.
+        """Make sure that no row of another request maps pages of `slots` that are about to be freed or moved.
 
         Args:
             slots: `[n]` int64.
@@ -80,7 +92,9 @@ class SlotLedger:
         going[self._pages_of(slots)] = True
         used = torch.arange(rows.shape[1], device=self._device) < lengths[:, None]
         mapped = (going[self._pages_of(rows)] & used).any(dim=1)
-        self._report(mapped, lambda i: f"{by}: slots to be freed are mapped by another row, the {i}. of {len(rows)}")
+        self._report(
+            mapped, lambda i: f"{by}: slots to be freed or moved are mapped by another row, the {i}. of {len(rows)}"
+        )
 
     def audit(self, free: torch.Tensor, tree: torch.Tensor, private: Mapping[str, torch.Tensor]) -> list[str]:
         """Count every page's owners and compare them with the book. Waits for the device.

@@ -6,66 +6,94 @@ comes behind a hole is private, because its KV was computed without the dropped 
     text      | system prompt | first turns ........ | x x x | kept | x x | kept | new tokens |
     segment   |-------------- own key ---------------|----------- "intentkv:7" ---------------|
                                                      ^ first hole: nobody else may read on from here
+
+The tree files whole pages. A private path is a sequence of pages in any order: its key says, slot by slot, which
+position of the text is there, so survivors that were packed together (see `apply.compaction`) need not be in order.
 """
 
 from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
-from intentkv.apply.rows import NO_POSITIONS, below, live_positions
+from intentkv.apply.rows import NO_POSITIONS, below, page_ceil
+
+PADDING: Final = 0  # key of an entry that holds no token of the text: it fills up a page
+UNREAD: Final = -1  # stands for the position of an entry that a text does not read
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Positions `[start, end)` of a session's text, on one path of the radix tree.
+    """One path of the radix tree, as far as a session's text lies on it.
 
     Attributes:
         name: the path's private key space; None for the text's own key, which starts at 0 and which anybody may match.
-        missing: `[n]` int64, positions without an entry on the path because their slots were given back.
+        end: the text reads positions below it; those from it on belong to a text that went another way.
+        ids: `[n]` int64, key of a private path, entry by entry, whole pages (see `entry_ids`); empty for the own key.
         behind: `[n]` int64, all holes the row had when the path last grew. KV computed behind other holes must not be
             appended: a parallel request that reads on would inherit holes it does not have.
     """
 
     name: str | None
-    start: int
     end: int
-    missing: np.ndarray
+    ids: np.ndarray
     behind: np.ndarray
 
     @staticmethod
     def of_text(end: int) -> Segment:
         """The segment of a hole-free text, under its own key."""
-        return Segment(None, 0, end, NO_POSITIONS, NO_POSITIONS)
+        return Segment(None, end, NO_POSITIONS, NO_POSITIONS)
 
     def positions(self) -> np.ndarray:
-        """Positions that have an entry on the path, in path order, `[n]` int64."""
-        return live_positions(self.start, self.end, self.missing)
+        """Position of each entry of the path, in path order, `[n]` int64; UNREAD where the text reads none."""
+        if self.name is None:
+            return np.arange(self.end)
+        named = (self.ids >> 32) - 1
+        return np.where(named < self.end, named, UNREAD)
 
-    def cut(self, end: int) -> Segment:
-        """The same path up to position `end`."""
-        return replace(self, end=end, missing=below(self.missing, end), behind=below(self.behind, end))
+    def cut(self, end: int, page_size: int) -> Segment:
+        """The same path for a text that agrees up to position `end` only: to the page of the last entry that it reads."""
+        if self.name is None:
+            return Segment.of_text(min(end, self.end))
+        end = min(end, self.end)
+        read = np.flatnonzero(replace(self, end=end).positions() != UNREAD)
+        length = page_ceil(int(read[-1]) + 1, page_size) if len(read) else 0
+        return replace(self, end=end, ids=self.ids[:length], behind=below(self.behind, end))
+
+    def held(self, entries: int, end: int) -> Segment:
+        """The first `entries` of a private path, read up to position `end`."""
+        end = min(end, self.end)
+        return replace(self, end=end, ids=self.ids[:entries], behind=below(self.behind, end))
+
+    def grown(self, end: int, ids: np.ndarray) -> Segment:
+        """The path with `ids` behind it, for a text that it admits."""
+        return replace(self, end=end, ids=np.concatenate((self.ids, ids)))
 
     def admits(self, holes: np.ndarray) -> bool:
-        """Whether tokens computed behind `holes` may be appended to this path."""
-        return np.array_equal(self.behind, holes)
+        """Whether tokens computed behind `holes` may be appended to this path, and the text reads all that is on it."""
+        return np.array_equal(self.behind, holes) and bool(((self.ids >> 32) <= self.end).all())
+
+    def key(self) -> array[int]:
+        """`ids` as the tree takes them."""
+        return array("q", self.ids.tobytes())
 
 
-def entry_ids(positions: np.ndarray, tokens: np.ndarray) -> array[int]:
-    """Keys of a namespace path: position and token in one int64 each.
+def entry_ids(positions: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Key of a namespace path, `[n]` int64: position and token in one number each; PADDING at UNREAD positions.
 
     Token ids alone collide: a branch whose next tokens equal those *after* a hole would be handed KV of other
     positions. The position is counted from 1, so that no key of plain token ids, whatever its `extra_key`, can ever
-    match an entry.
+    match a page that holds a token.
 
     Args:
         positions: `[n]` int64.
         tokens: `[length]` integers, the session's text, indexed by position.
     """
     ids = (positions + 1) << 32 | (tokens[positions].astype(np.int64) & 0xFFFFFFFF)
-    return array("q", ids.tobytes())
+    return np.where(positions == UNREAD, PADDING, ids)
 
 
 class NamespaceNames:

@@ -49,22 +49,24 @@ def merge(holes: np.ndarray, drop: np.ndarray) -> np.ndarray:
     return np.union1d(holes, drop)
 
 
-def droppable(drop: np.ndarray, holes: np.ndarray, length: int, page_size: int) -> np.ndarray:
+def droppable(
+    drop: np.ndarray, holes: np.ndarray, length: int, page_size: int, whole_pages: bool = False
+) -> np.ndarray:
     """The part of `drop` that a row of `length` computed tokens can really lose, `[n]` int64.
 
-    A page goes back to the pool only when all of it is dead, so positions are narrowed to whole pages. The page of the
-    last computed token stays: the next token continues it. What is already a hole is not dropped twice.
+    The page of the last computed token stays: the next token continues it. What is already a hole is not dropped twice.
 
     Args:
         drop: positions somebody wants dropped, `[n]` integers in any order.
         holes: positions dropped before.
         length: computed tokens of the request.
         page_size: tokens a page.
+        whole_pages: narrow to pages of which every position is dropped: attention reads nothing smaller.
     """
     limit = page_floor(max(0, length - 1), page_size)
     wanted = np.setdiff1d(np.asarray(drop, dtype=np.int64), holes)
     wanted = wanted[(wanted >= 0) & (wanted < limit)]
-    if page_size == 1:
+    if page_size == 1 or not whole_pages:
         return wanted
     pages, counts = np.unique(wanted // page_size, return_counts=True)
     whole = pages[counts == page_size]

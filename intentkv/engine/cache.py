@@ -59,7 +59,10 @@ class IntentKVRadixCache(UnifiedRadixCache):
             computed in chunks, with an event after each. Lets prompts in that are larger than the pool (see
             `admission`).
         released: called with a session's request whose row is given back, while the row still shows what it held.
+        move: called within an event with sources and destinations `[n]` int64, slots that belong to its request alone and
+            of which none is in both: everything that is kept by slot must be copied, in the order of later forwards.
         applied: called after each event with (request, dropped positions `[n]` int64, freed slots).
+        whole_pages: attention reads whole pages, so that no part of one may be dropped; nothing is ever moved then.
         views: told whenever a row's holes change.
         on_reset: called when everything was forgotten, so that what is kept elsewhere for sessions ends with it.
         records: what sessions have left for their next turn.
@@ -73,7 +76,9 @@ class IntentKVRadixCache(UnifiedRadixCache):
     usable: Callable[[Req, int], int] | None = None
     peak: Callable[[Req, int], int] | None = None
     released: Callable[[Req], None] | None = None
+    move: Callable[[torch.Tensor, torch.Tensor], None]
     applied: Callable[[Req, np.ndarray, int], None] | None = None
+    whole_pages: bool = False
     views: LiveViews | None = None
     on_reset: Callable[[], None] | None = None
 
@@ -114,7 +119,7 @@ class IntentKVRadixCache(UnifiedRadixCache):
         if not hits:
             return plain
         root = self.root_node_handle()
-        best = max((assemble(hit, plain, root) for hit in hits), key=lambda node: node.end)
+        best = max((assemble(hit, plain, root, self.page_size) for hit in hits), key=lambda node: node.end)
         if best.path and best.path[0].name is None and best.path[0].end < plain.device_prefix_len:
             # The text goes on in the tree; the session holds it only as far as its own path does.
             head = super().match_prefix(MatchPrefixParams(key=params.key[: best.path[0].end])).last_device_node
@@ -209,7 +214,7 @@ class IntentKVRadixCache(UnifiedRadixCache):
 
     def _wanted(self, row: Row, length: int) -> np.ndarray:
         drop = NO_POSITIONS if self.decide is None else self.decide(row.req, length)
-        return droppable(drop, row.holes, length, self.page_size)
+        return droppable(drop, row.holes, length, self.page_size, self.whole_pages)
 
     def _drop(self, row: Row, drop: np.ndarray) -> None:
         if not len(drop):

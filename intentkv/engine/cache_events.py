@@ -14,8 +14,9 @@ import torch
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
-from intentkv.apply.namespace import Segment, entry_ids
-from intentkv.apply.rows import NO_POSITIONS, common_prefix, live_positions, merge, page_floor, tombstones
+from intentkv.apply.compaction import Packing, pack_pages
+from intentkv.apply.namespace import UNREAD, Segment, entry_ids
+from intentkv.apply.rows import common_prefix, merge, page_floor, tombstones
 from intentkv.engine.cache_paths import PathNode, match_entries
 from intentkv.engine.cache_withdraw import withdraw
 
@@ -37,35 +38,36 @@ def file_tail(cache: IntentKVRadixCache, row: Row, up_to: int) -> None:
     end = page_floor(up_to, cache.page_size)
     if end <= row.end:
         return
-    last = row.path[-1]
-    if last.admits(row.holes):
-        segment = Segment(last.name, last.start, end, last.missing, last.behind)
-        path, nodes, filed = row.path[:-1], row.nodes[:-1], len(last.positions())
+    tail, last = np.arange(row.end, end), row.path[-1]
+    ids = entry_ids(tail, np.array(row.req.full_untruncated_fill_ids[:end], dtype=np.int64))
+    if last.name is not None and last.admits(row.holes):
+        segment, path, nodes = last.grown(end, ids), row.path[:-1], row.nodes[:-1]
+        before = _slots(cache, row.nodes[-1], len(last.ids))
     else:
-        segment = Segment(cache.names.fresh(), row.end, end, NO_POSITIONS, row.holes)
-        path, nodes, filed = row.path, row.nodes, 0
-    positions = segment.positions()
-    pool = cache.req_to_token_pool
-    where = torch.from_numpy(positions).to(pool.device)
-    node = _insert(cache, row, segment, positions, pool.req_to_token[row.index, where].to(torch.int64), filed)
-    owned = cache.tree_core.collect_full_device_indices(node, cache.root_node_handle())
-    pool.write((row.index, where[filed:]), owned[filed:].to(torch.int32))
-    before, row.req.lock = row.req.lock, None
+        segment, path, nodes = Segment(cache.names.fresh(), end, ids, row.holes), row.path, row.nodes
+        before = torch.empty(0, dtype=torch.int64, device=cache.tree_core.device)
+    table, where = cache.req_to_token_pool, torch.from_numpy(tail).to(cache.req_to_token_pool.device)
+    new = table.req_to_token[row.index, where].to(torch.int64)
+    node = _insert(cache, row, segment, torch.cat((before, new)), len(before))
+    owned = _slots(cache, node, len(segment.ids))
+    table.write((row.index, where), owned[len(before) :].to(torch.int32))
+    lock, row.req.lock = row.req.lock, None
     _settle(cache, row, (*path, segment), (*nodes, node))
-    cache.unlock(before)
+    cache.unlock(lock)
 
 
 def apply_drop(cache: IntentKVRadixCache, row: Row, drop: np.ndarray) -> int:
     """Drop positions of a row that is filed up to its last whole page; returns how many slots went back to the pool.
 
-    In three steps: take out of the tree what nobody else holds, from the end of the row down to the first hole; free
-    the dropped slots among it; file the survivors under a fresh name. What others hold stays in the tree, and the row
-    merely stops reading it; the next event tries again.
+    In four steps: take out of the tree what nobody else holds, from the end of the row down to the first hole; pack the
+    survivors among it into whole pages, while nobody but this row can see them; free all other pages; file the packed
+    ones under a fresh name. What others hold stays in the tree, and the row merely stops reading it; the next event
+    tries again.
 
     Args:
-        cache: the cache; its tree, its allocator and its row of the request are changed.
+        cache: the cache; its tree, its allocator, its row of the request and KV in private slots are changed.
         row: the request's row; gets a new path.
-        drop: `[n]` int64, whole pages of live positions below the row's end.
+        drop: `[n]` int64, live positions below the row's end.
     """
     row.holes = merge(row.holes, drop)
     end, tokens = row.end, row.tokens()
@@ -74,19 +76,35 @@ def apply_drop(cache: IntentKVRadixCache, row: Row, drop: np.ndarray) -> int:
     cache.unlock(row.req.lock)
     row.req.lock = None
     path, nodes, positions, slots = _withdraw_row(cache, row, tokens, cut)
-    dead = np.isin(positions, row.holes) & (cache.layout == "reclaim")
-    _free(cache, row, _take(slots, dead))
-    start = path[-1].end if path else 0
-    if start < end:
-        survivors = positions[~dead]
-        missing = np.setdiff1d(np.arange(start, end), survivors, assume_unique=True)
-        segment = Segment(cache.names.fresh(), start, end, missing, row.holes)
-        path, nodes = (*path, segment), (*nodes, _insert(cache, row, segment, survivors, _take(slots, ~dead), 0))
+    freed = 0
+    if len(slots) or not path or path[-1].end < end:
+        survives = ~np.isin(positions, row.holes) & (positions != UNREAD) | (cache.layout == "mask")
+        packing = pack_pages(survives, cache.page_size)
+        _move(cache, row, positions, slots, packing)
+        _free(cache, row, _take(slots, packing.freed))
+        held = np.append(positions, UNREAD)[packing.holds]
+        segment = Segment(cache.names.fresh(), end, entry_ids(held, tokens), row.holes)
+        node = _insert(cache, row, segment, _take(slots, packing.places), 0)
+        path, nodes, freed = (*path, segment), (*nodes, node), len(packing.freed)
     pool = cache.req_to_token_pool
     marks = torch.from_numpy(tombstones(drop, cache.page_size)).to(pool.device, torch.int32)
     pool.write((row.index, torch.from_numpy(drop).to(pool.device)), marks)
     _settle(cache, row, path, nodes)
-    return int(dead.sum())
+    return freed
+
+
+def _move(cache: IntentKVRadixCache, row: Row, positions: np.ndarray, slots: torch.Tensor, packing: Packing) -> None:
+    """Copy survivors to where they are packed, and let the row read them there; `positions`, `slots`: `[n]`, entries."""
+    if not len(packing.sources):
+        return
+    sources, destinations = _take(slots, packing.sources), _take(slots, packing.destinations)
+    both = torch.cat((sources, destinations))
+    cache.ledger.check_held(both)
+    _check_unmapped(cache, row, both)
+    cache.move(sources, destinations)
+    pool = cache.req_to_token_pool
+    moved = torch.from_numpy(positions[packing.sources]).to(pool.device)
+    pool.write((row.index, moved), destinations.to(torch.int32))
 
 
 def _first_to_go(cache: IntentKVRadixCache, row: Row, tokens: np.ndarray) -> int:
@@ -111,7 +129,8 @@ def _withdraw_row(
     """Withdraw a row's nodes from its end: whole namespaces, and its own-key segment down to `cut`.
 
     Returns:
-        Segments and nodes that stay; positions, `[n]` int64, and slots, `[n]` int64, of the entries that came out.
+        Segments and nodes that stay; positions, `[n]` int64, and slots, `[n]` int64, of the entries that came out: whole
+        pages, with UNREAD where the row reads nothing.
     """
     core = cache.tree_core
     path, nodes = list(row.path), list(row.nodes)
@@ -129,7 +148,8 @@ def _withdraw_row(
         slots.append(out.slots)
         if out.node is not None:
             if out.kept < len(entries):
-                path[-1], nodes[-1] = segment.cut(int(entries[out.kept])), out.node
+                kept = Segment.of_text(out.kept) if segment.name is None else segment.held(out.kept, segment.end)
+                path[-1], nodes[-1] = kept, out.node
             break
         path.pop()
         nodes.pop()
@@ -165,7 +185,7 @@ def _let_go(cache: IntentKVRadixCache, row: Row, record: Record, common: int) ->
     """Free what `record` has from position `common` on, unless others share it or run on it; whether all of it went."""
     gone = True
     for segment in reversed(record.path):
-        floor = len(live_positions(segment.start, common, segment.missing))
+        floor = len(segment.cut(common, cache.page_size).ids)
         if segment.name is None:
             user = ("session", row.session)
             shared = cache.guard.shared(user, row.scope, record.tokens[: segment.end], beyond=min(common, segment.end))
@@ -180,7 +200,7 @@ def _let_go(cache: IntentKVRadixCache, row: Row, record: Record, common: int) ->
 def _match(cache: IntentKVRadixCache, row: Row, segment: Segment, record: Record) -> int:
     """The node at the end of what is left of a record's segment."""
     if segment.name is not None:
-        return match_entries(cache.tree_core, segment, record.tokens).last_device_node
+        return match_entries(cache.tree_core, segment)[1]
     key = _text_key(row, record.tokens[: segment.end])
     return cache.tree_core.match_prefix(MatchPrefixParams(key=key)).last_device_node
 
@@ -190,21 +210,23 @@ def _text_key(row: Row, tokens: np.ndarray) -> RadixKey:
     return RadixKey(ids, extra_key=row.req.extra_key, cache_salt=row.req.cache_salt)
 
 
-def _insert(
-    cache: IntentKVRadixCache, row: Row, segment: Segment, positions: np.ndarray, slots: torch.Tensor, filed: int
-) -> int:
+def _insert(cache: IntentKVRadixCache, row: Row, segment: Segment, slots: torch.Tensor, filed: int) -> int:
     """Insert the entries of a private segment, of which the tree has `filed`; returns the node they end on."""
-    if not len(positions):
+    if not len(segment.ids):
         return cache.root_node_handle()
-    tokens = np.array(row.req.full_untruncated_fill_ids[: segment.end], dtype=np.int64)
     params = InsertParams(
-        key=RadixKey(entry_ids(positions, tokens), extra_key=segment.name),
+        key=RadixKey(segment.key(), extra_key=segment.name),
         value=slots,
         prev_prefix_len=filed,
         inserted_len=filed,
         priority=row.req.priority or 0,
     )
     return cache.insert(params).last_device_node
+
+
+def _slots(cache: IntentKVRadixCache, node: int, entries: int) -> torch.Tensor:
+    """Slots of the first `entries` of the path to `node`, `[entries]` int64."""
+    return cache.tree_core.collect_full_device_indices(node, cache.root_node_handle())[:entries]
 
 
 def _settle(cache: IntentKVRadixCache, row: Row, path: tuple[Segment, ...], nodes: tuple[int, ...]) -> None:
@@ -219,18 +241,22 @@ def _settle(cache: IntentKVRadixCache, row: Row, path: tuple[Segment, ...], node
 
 
 def _take(slots: torch.Tensor, chosen: np.ndarray) -> torch.Tensor:
-    """The `chosen` `[n]` bool of `slots` `[n]`. A mask on the device would make the host wait to learn its length."""
-    return slots[torch.from_numpy(np.flatnonzero(chosen)).to(slots.device)]
+    """The entries `chosen` `[n]` int64 of `slots`. A mask on the device would make the host wait to learn its length."""
+    return slots[torch.from_numpy(chosen).to(slots.device)]
 
 
 def _free(cache: IntentKVRadixCache, row: Row, slots: torch.Tensor) -> None:
     """Free whole pages of `slots`, `[n]` int64, which no tree path and no other row may reach."""
-    if not len(slots):
-        return
+    if len(slots):
+        _check_unmapped(cache, row, slots)
+        cache.token_to_kv_pool_allocator.free_segment(slots, start_pos=0)
+
+
+def _check_unmapped(cache: IntentKVRadixCache, row: Row, slots: torch.Tensor) -> None:
+    """Make sure that no other row maps `slots`, `[n]` int64, which are about to be freed, or read and written."""
     table = cache.req_to_token_pool.req_to_token
     used = {index: req.kv.kv_allocated_len for index, req in cache.running.items() if index != row.index}
     if used:
         lengths = torch.tensor(list(used.values()), device=table.device)
         rows = table[list(used), : max(used.values())]
         cache.ledger.check_unmapped(slots, rows, lengths, by=f"session {row.session}")
-    cache.token_to_kv_pool_allocator.free_segment(slots, start_pos=0)

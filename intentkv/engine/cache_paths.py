@@ -15,7 +15,7 @@ import torch
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams, MatchResult, TreeLock
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
-from intentkv.apply.namespace import Segment, entry_ids
+from intentkv.apply.namespace import UNREAD, Segment
 from intentkv.apply.rows import below, common_prefix, page_floor, tombstones
 from intentkv.engine.session_records import Record
 
@@ -86,54 +86,60 @@ def match_namespaces(core: UnifiedTreeCoreInterface, record: Record, tokens: np.
     """
     common = page_floor(common_prefix(record.tokens, tokens), core.page_size)
     found = []
-    for segment in reversed([s for s in record.path if s.name is not None and s.start < common]):
-        part = segment.cut(min(segment.end, common))
-        result = match_entries(core, part, tokens)
-        found.append((part, result.device_prefix_len, result.last_device_node))
+    for segment in reversed([s for s in record.path if s.name is not None]):
+        part = segment.cut(common, core.page_size)
+        entries, node = match_entries(core, part)
+        found.append((part, entries, node))
     return Hit(record, common, tuple(reversed(found)))
 
 
-def match_entries(core: UnifiedTreeCoreInterface, segment: Segment, tokens: np.ndarray) -> MatchResult:
-    """Match the entries of a private segment."""
-    key = RadixKey(entry_ids(segment.positions(), tokens), extra_key=segment.name)
-    return core.match_prefix(MatchPrefixParams(key=key))
+def match_entries(core: UnifiedTreeCoreInterface, segment: Segment) -> tuple[int, int]:
+    """How many entries of a private segment the tree still has, and the node that they end on."""
+    result = core.match_prefix(MatchPrefixParams(key=RadixKey(segment.key(), extra_key=segment.name)))
+    return result.device_prefix_len, result.last_device_node
 
 
-def assemble(hit: Hit, plain: MatchResult, root: int) -> PathNode:
-    """The longest prefix that `hit` and the match of the plain text give.
+def assemble(hit: Hit, plain: MatchResult, root: int, page_size: int) -> PathNode:
+    """The longest prefix, in whole pages, that `hit` and the match of the plain text give.
 
-    A namespace path may end in the middle: the prefix then ends at the first live position that is gone. Where the
+    A namespace path may end in the middle: the prefix then ends before the first live position that is gone. Where the
     plain text reaches further than what the session left, it is taken, but what the session has dropped stays dropped.
     """
     head = next((s.end for s in hit.record.path if s.name is None), 0)
     wanted = min(head, hit.common)
-    reach = min(plain.device_prefix_len, wanted)
-    path = [Segment.of_text(reach)] if reach else []
-    nodes = [plain.last_device_node] if reach else []
-    complete = reach == wanted
+    text = min(plain.device_prefix_len, wanted)
+    reach = text if text < wanted else _reach(hit, page_size)
+    path = [Segment.of_text(text)] if text else []
+    nodes = [plain.last_device_node] if text else []
     for segment, entries, node in hit.found:
-        if not complete:
-            break
-        positions = segment.positions()
-        complete = entries == len(positions)
-        end = segment.end if complete else int(positions[entries])
-        if end > segment.start:
-            path.append(segment.cut(end))
+        part = segment.held(entries, reach)
+        # A segment of which nothing is read still says how far the path goes, over holes.
+        if (part.positions() != UNREAD).any() or (path[-1].end if path else 0) < part.end:
+            path.append(part)
             nodes.append(node)
-            reach = end
+    lost = reach < hit.common
     if plain.device_prefix_len > reach:
         reach = plain.device_prefix_len
         path, nodes = [Segment.of_text(reach)], [plain.last_device_node]
     holes = below(hit.record.holes, min(reach, hit.common))
-    return PathNode.of(root, tuple(path), tuple(nodes), holes, lost=not complete)
+    return PathNode.of(root, tuple(path), tuple(nodes), holes, lost=lost)
+
+
+def _reach(hit: Hit, page_size: int) -> int:
+    """How far the private segments of `hit` lead: to the page of the first live position that is gone."""
+    gone = [part.positions()[entries:] for part, entries, _ in hit.found]
+    live = np.setdiff1d(np.concatenate([*gone, hit.record.holes]), hit.record.holes)
+    return min([hit.common, *(page_floor(int(p), page_size) for p in live[live != UNREAD][:1])])
 
 
 def prefix_slots(core: UnifiedTreeCoreInterface, node: PathNode, root: int, length: int) -> torch.Tensor:
     """A row for the first `length` positions of a path, `[length]` int64: slots, and tombstones at its holes."""
     row = torch.from_numpy(tombstones(np.arange(node.end), core.page_size)).to(core.device)
     for segment, end_node in zip(node.path, node.nodes, strict=True):
-        positions = torch.from_numpy(segment.positions()).to(core.device)
-        row[positions] = core.collect_full_device_indices(end_node, root)[: len(positions)]
+        positions = segment.positions()
+        read = np.flatnonzero(positions != UNREAD)
+        slots = core.collect_full_device_indices(end_node, root)
+        row[torch.from_numpy(positions[read]).to(core.device)] = slots[torch.from_numpy(read).to(core.device)]
     holes = torch.from_numpy(node.holes).to(core.device)
     row[holes] = holes % core.page_size
     return row[:length]

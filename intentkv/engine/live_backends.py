@@ -166,6 +166,7 @@ def create_backend(
     backend.make_queries = lambda tokens: (
         GraphQueries(layers, tokens, runner.dtype, runner.device) if needs() & DECODE_NEEDS else None
     )
+    backend.by_pages = name == "fa3"  # its page table names pages of `page_size`; the others' index lists name slots
     return backend
 
 
@@ -190,14 +191,18 @@ def unsupported(name: str, backend: Any, layers: list[RadixAttention]) -> list[s
     return reasons
 
 
+def reads_whole_pages(backend: Any) -> bool:
+    """Whether a runner's backend, or one of its two, reads rows page by page: no part of a page can be left out then."""
+    return any(getattr(part, "by_pages", False) for part in _parts(backend))
+
+
 def attach_views(backend: Any, views: LiveViews) -> None:
     """Show `views` to the backend of a runner, or to both where prefill and decode have their own.
 
     Raises:
         RuntimeError: a backend that would read tombstones as keys.
     """
-    parts = (backend.prefill_backend, backend.decode_backend) if isinstance(backend, HybridAttnBackend) else (backend,)
-    for part in parts:
+    for part in _parts(backend):
         if not hasattr(part, "views"):
             raise RuntimeError(
                 f"{type(part).__name__} does not read live views, so it would read dropped tokens: use one of intentkv_cpu, "
@@ -214,3 +219,7 @@ def decode_part(backend: Any) -> Any:
 def hides_queries(backend: Any) -> bool:
     """Whether the decode steps of a runner run in CUDA graphs that do not keep their queries."""
     return getattr(decode_part(backend), "hides_queries", False)
+
+
+def _parts(backend: Any) -> tuple[Any, ...]:
+    return (backend.prefill_backend, backend.decode_backend) if isinstance(backend, HybridAttnBackend) else (backend,)

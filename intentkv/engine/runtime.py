@@ -24,15 +24,16 @@ from intentkv.engine import activation, ranks
 from intentkv.engine.action_observer import ActionObserver
 from intentkv.engine.chat_format import jinja_template, message_format
 from intentkv.engine.confidence_observer import ConfidenceObserver
-from intentkv.engine.live_backends import attach_views
+from intentkv.engine.live_backends import attach_views, reads_whole_pages
 from intentkv.engine.metrics import create_metrics
 from intentkv.engine.sampling import SamplingObservers
 from intentkv.engine.scoring import Scoring
+from intentkv.engine.slot_moves import SlotMoves
 from intentkv.engine.state import Pending, RequestState, Scored
 from intentkv.engine.tracing import create_trace
 from intentkv.keep import moments
 from intentkv.keep.auto_budget import AutoBudgets
-from intentkv.keep.forced import forced_mask, whole_pages
+from intentkv.keep.forced import forced_mask, last_page, whole_pages
 from intentkv.keep.select import choose_drop, droppable
 from intentkv.observe.spans import GLIMPSE_TOKENS
 from intentkv.score.base import OF_QUERIES
@@ -70,6 +71,7 @@ class Runtime:
         self.cache.peak = self.peak
         self.cache.released = self.released
         self.cache.applied = self.trace.applied
+        self.cache.whole_pages = reads_whole_pages(runner.attn_backend)
         self.cache.on_reset = self._forget_sessions
         attach_views(runner.attn_backend, self.views)
         self.budgets = AutoBudgets(
@@ -85,6 +87,7 @@ class Runtime:
         pool, layers = scheduler.token_to_kv_pool_allocator.get_kvcache(), runner.model_config.num_hidden_layers
         self.actions = ActionObserver(settings, scheduler.tokenizer, template, pool, self.views, layers, self.ranks)
         self.scoring = Scoring(settings, scheduler, self.views, sampling, self.ranks)
+        self.cache.move = SlotMoves(scheduler, self.scoring)
         problem = self.scoring.prepare(settings.scorer)
         if problem is not None:
             activation.refuse([f"--intentkv-scorer {settings.scorer}: {problem}"])
@@ -139,8 +142,9 @@ class Runtime:
             logger.warning("session %s: its scores are not numbers, so nothing is dropped", state.label)
             return rows.NO_POSITIONS
         trigger = self.settings.trigger
-        drop = choose_drop(scored.scores, scored.forced, scored.holes, state.budget, trigger, self.page_size)
-        return rows.droppable(drop, scored.holes, len(scored.forced), self.page_size)
+        whole = self.cache.whole_pages
+        drop = choose_drop(scored.scores, scored.forced, scored.holes, state.budget, trigger, self.page_size, whole)
+        return rows.droppable(drop, scored.holes, len(scored.forced), self.page_size, whole)
 
     def end_rounds(self, reqs: Sequence[Any]) -> None:
         """The tokens of a decode step are committed: requests whose round has ended are looked at after their next step."""
@@ -241,20 +245,21 @@ class Runtime:
         return droppable(self._forced(state, length), holes, state.budget, self.settings.trigger) > 0
 
     def _forced(self, state: RequestState, length: int) -> np.ndarray:
-        return whole_pages(forced_mask(length, state.spans, self.settings.recent), self.page_size)
+        forced = forced_mask(length, state.spans, self.settings.recent)
+        return whole_pages(forced, self.page_size) if self.cache.whole_pages else last_page(forced, self.page_size)
 
     def peak(self, req: Any, length: int) -> int:
         """Most live tokens of `req` while its first `length` tokens are computed in chunks with an event after each.
 
         What is always kept, the budget, what is too little for an event, and one chunk with the glimpse that an event
-        wants before it; pages may be cut on both sides.
+        wants before it; pages may be cut on both sides, and padded where survivors were packed.
         """
         state: RequestState = req.intentkv
         forced = int(self._forced(state, length).sum())
         kept = forced + state.budget.tokens(length - forced) + self.settings.trigger - 1
         if self._chunk is None:
             return length
-        return kept + self._chunk + moments.glimpse(self._chunk) + GLIMPSE_TOKENS + 2 * self.page_size
+        return kept + self._chunk + moments.glimpse(self._chunk) + GLIMPSE_TOKENS + 3 * self.page_size
 
 
 def attach(result: None, scheduler: Any, *args: Any, **kwargs: Any) -> None:

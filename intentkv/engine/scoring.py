@@ -83,6 +83,11 @@ class Scoring:
             self.attention = AttentionMass(len(keys), keys.device)
         return None
 
+    def by_slot(self) -> list[Tensor]:
+        """All that is kept by slot, `[S, ...]` each on the pool's device: what is moved to another slot takes it along."""
+        surprise = [] if self.surprise is None else [self.surprise.by_slot]
+        return surprise + ([] if self.attention is None else [self.attention.received])
+
     def needs(self, scorer: str) -> frozenset[Need]:
         return self._scorer(scorer).needs
 

@@ -82,6 +82,14 @@ _RULES: tuple[_Rule, ...] = (
         lambda c: c.enable_torch_compile,
         "--enable-torch-compile compiles hooked layers, which has not been proved yet: remove it",
     ),
+    (
+        lambda c: envs.SGLANG_USE_HND_KVCACHE.get(),
+        "SGLANG_USE_HND_KVCACHE puts heads between the slots of a page, where keys are scored and moved by slot: unset it",
+    ),
+    (
+        lambda c: (c.page_size or 1) > 1 and envs.SGLANG_DEBUG_MEMORY_POOL.get(),
+        "SGLANG_DEBUG_MEMORY_POOL expects each token in its own place of a page, and survivors are packed: unset it",
+    ),
     (lambda c: c.strip_thinking_cache, "--strip-thinking-cache cuts rows behind the ledger: remove it"),
 )
 
@@ -127,6 +135,8 @@ def reasons_against_model(server_args: Any) -> list[str]:
         )
     elif uses_ssm_state(model):
         reasons.append(f"{name} keeps recurrent state beside its keys, which cannot forget a token: not supported")
+    elif model.v_head_dim != model.head_dim and server_args.page_size > 1:
+        reasons.append(f"{name} has values of another size than keys, which are not moved together: set --page-size 1")
     if model.is_hybrid_swa or model.sliding_window_size:
         reasons.append(f"{name} has sliding-window layers, whose windows count positions: not supported yet")
     if model.is_local_attention_model:

@@ -23,7 +23,14 @@ def forced_mask(length: int, spans: Spans, recent: int) -> NDArray[np.bool_]:
 def whole_pages(mask: NDArray[np.bool_], page_size: int) -> NDArray[np.bool_]:
     """`mask` `[length]` bool rounded out to pages: a page with one forced position, or cut off at the end, is forced.
 
-    A page goes back to the pool only when all of it is dropped, so pages are what an event chooses among.
+    Where attention reads whole pages, they are what an event chooses among.
     """
     pages = np.pad(mask, (0, -len(mask) % page_size), constant_values=True).reshape(-1, page_size)
     return np.repeat(pages.any(axis=1), page_size)[: len(mask)]
+
+
+def last_page(mask: NDArray[np.bool_], page_size: int) -> NDArray[np.bool_]:
+    """`mask` `[length]` bool with the unfinished page at its end forced too: the next token continues it. A copy."""
+    forced = mask.copy()
+    forced[len(mask) // page_size * page_size :] = True
+    return forced

@@ -36,11 +36,12 @@ def choose_drop(
     budget: Budget,
     trigger: int,
     page_size: int = 1,
+    whole_pages: bool = False,
 ) -> NDArray[np.int64]:
     """Positions to drop at this event, sorted int64; none unless at least `trigger` of them are beyond the budget.
 
-    The best `budget` candidates stay; of equal scores the later position stays. With `page_size` > 1 whole pages are
-    ranked by the mean of their scores, and a page stays when dropping it would cut into the budget.
+    The best `budget` candidates stay; of equal scores the later position stays. As many go as fill whole pages: the rest
+    of a page would free nothing. With `whole_pages` pages are ranked by the mean of their scores, and go as a whole.
 
     Args:
         scores: `[n]` float32, one for each of `candidates(forced, holes)`, in that order; higher = keep.
@@ -48,7 +49,8 @@ def choose_drop(
         holes: positions dropped at earlier events.
         budget: tokens of history to keep.
         trigger: an event drops at least this many.
-        page_size: tokens a page; `forced` (see `whole_pages`) and `holes` are whole pages.
+        page_size: tokens a page.
+        whole_pages: choose among pages; `forced` (see `keep.forced.whole_pages`) and `holes` are whole pages.
 
     Raises:
         ValueError: the scores do not fit the candidates, one is not a number, or the candidates are not whole pages.
@@ -58,10 +60,10 @@ def choose_drop(
         raise ValueError(f"choose_drop: expected {len(positions)} scores, one a candidate, got {list(scores.shape)}")
     if np.isnan(scores).any():
         raise ValueError(f"choose_drop: expected numbers, got NaN for position {positions[np.isnan(scores)][0]}")
-    if len(scores) % page_size or (positions[::page_size] % page_size).any():
+    if whole_pages and (len(scores) % page_size or (positions[::page_size] % page_size).any()):
         raise ValueError(f"choose_drop: expected candidates in whole pages of {page_size}, got {len(scores)}")
     excess = droppable(forced, holes, budget, trigger) // page_size * page_size
-    if page_size > 1:
+    if whole_pages:
         scores = np.repeat(scores.reshape(-1, page_size).mean(axis=1), page_size)
     worst_first = np.argsort(scores, kind="stable")  # stable: of equal scores the earlier position goes first
     return np.sort(positions[worst_first[:excess]])

@@ -33,6 +33,12 @@ class Contents:
             self._hole_sets.append(holes)
         self._behind[slots] = len(self._hole_sets) - 1 if len(holes) else 0
 
+    def move(self, sources: np.ndarray, destinations: np.ndarray) -> None:
+        """Copy slots as one kernel does: in any order, so that no slot may be read after it was written."""
+        assert not np.isin(sources, destinations).any() and len(np.unique(destinations)) == len(destinations)
+        for what in (self._text, self._behind):
+            what[destinations] = what[sources]
+
     def check(self, slots: np.ndarray, tokens: Iterable[int], positions: np.ndarray, holes: np.ndarray) -> None:
         """`slots` hold KV of `positions` of this text, computed behind no hole but `holes`."""
         wrong = self._text[slots] != text_hashes(tokens)[positions]

@@ -84,6 +84,12 @@ class SessionWorld(World):
             ),
         )
 
+        self.move_contents()
+
+    def move(self, sources: np.ndarray, destinations: np.ndarray) -> None:
+        super().move(sources, destinations)
+        self.states[destinations] = self.states[sources]
+
     def ask(self, session: str, history: list[int], message: list[int], new: int) -> Req:
         """A turn: `history`, whose first 4 tokens are the system prompt, and the newest message."""
         prompt = history + message

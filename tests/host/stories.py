@@ -152,11 +152,21 @@ def dropping_twice_changes_nothing(make: Make) -> None:
     assert np.array_equal(row, stage.world.row(req, 10 * stage.page)) and free == stage.available()
 
 
-def last_page_and_parts_of_pages_stay(make: Make) -> None:
+def last_page_stays(make: Make) -> None:
     stage = Stage(make)
     stage.world.decide = lambda req, length: np.arange(stage.page // 2, length + 50)
-    prompt = stage.words("prompt", 8)
-    req = stage.start(prompt)
+    req = stage.start(stage.words("prompt", 8))
+    assert req.intentkv.holes.tolist() == list(range(stage.page // 2, 7 * stage.page))
+    for _ in range(2 * stage.page):
+        stage.world.decode([req])
+        check_world(stage.world)
+
+
+def parts_of_pages_stay_where_attention_reads_whole_ones(make: Make) -> None:
+    stage = Stage(make)
+    stage.cache.whole_pages = True
+    stage.world.decide = lambda req, length: np.arange(stage.page // 2, length + 50)
+    req = stage.start(stage.words("prompt", 8))
     first = 1 if stage.page > 1 else 0  # half of the first page was asked for: it stays
     assert req.intentkv.holes.tolist() == list(range(first * stage.page, 7 * stage.page))
     for _ in range(2 * stage.page):
@@ -241,7 +251,8 @@ STORIES = [
     tokens_behind_holes_are_private,
     same_words_after_a_hole,
     dropping_twice_changes_nothing,
-    last_page_and_parts_of_pages_stay,
+    last_page_stays,
+    parts_of_pages_stay_where_attention_reads_whole_ones,
     prune_while_decoding,
     prompt_larger_than_the_pool,
     prompt_that_drops_too_little,

@@ -48,6 +48,19 @@ def test_ledger_refuses_a_page_that_is_free(ledger: SlotLedger, allocator) -> No
     assert allocator.available_size() == PAGES * allocator.page_size, "nothing was freed the second time"
 
 
+def test_ledger_lets_only_held_pages_move(ledger: SlotLedger, allocator) -> None:
+    slots = allocator.alloc(4 * allocator.page_size)
+    ledger.check_held(slots[1:])
+    ledger.enter_tree(slots[: allocator.page_size])
+    with pytest.raises(LedgerError, match="still owned by the tree"):
+        ledger.check_held(slots)
+    free(allocator, slots[-allocator.page_size :])
+    with pytest.raises(LedgerError, match="already free"):
+        ledger.check_held(slots[-1:])
+    with pytest.raises(LedgerError, match="dead page"):
+        ledger.check_held(torch.tensor([0]))
+
+
 def test_ledger_refuses_the_dead_page(ledger: SlotLedger, allocator) -> None:
     with pytest.raises(LedgerError, match="dead page"):
         free(allocator, torch.arange(allocator.page_size))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -21,6 +22,7 @@ from intentkv.engine import cache_events, cache_paths
 from intentkv.engine.cache import IntentKVRadixCache
 from intentkv.engine.cache_withdraw import Withdrawal, _evict_leaf
 from intentkv.engine.session_records import SessionRecords
+from tests.host.contents import Contents
 from tests.host.pools import publish_settings
 from tests.host.test_reclaim import STORIES, make_world
 
@@ -40,11 +42,7 @@ def publish_past_a_hole(patch: Patch) -> None:
 
 
 def namespace_key_without_position(patch: Patch) -> None:
-    def tokens_alone(positions: np.ndarray, tokens: np.ndarray) -> array:
-        return array("q", tokens[positions].astype(np.int64).tolist())
-
-    patch.setattr(cache_events, "entry_ids", tokens_alone)
-    patch.setattr(cache_paths, "entry_ids", tokens_alone)
+    patch.setattr(Segment, "key", lambda self: array("q", (self.ids & 0xFFFFFFFF).tobytes()))
 
 
 def guard_off(patch: Patch) -> None:
@@ -79,13 +77,71 @@ def evict_inside_a_free_group(patch: Patch) -> None:
 
 def last_page_pruned(patch: Patch) -> None:
     patch.setattr(
-        cache_module, "droppable", lambda drop, holes, length, page_size: np.setdiff1d(drop[drop < length], holes)
+        cache_module, "droppable", lambda drop, holes, length, *rest: np.setdiff1d(drop[drop < length], holes)
     )
 
 
 def part_of_a_page_pruned(patch: Patch) -> None:
+    """Although attention reads whole pages."""
     droppable = cache_module.droppable
-    patch.setattr(cache_module, "droppable", lambda drop, holes, length, page_size: droppable(drop, holes, length, 1))
+    patch.setattr(cache_module, "droppable", lambda *arguments: droppable(*arguments[:4]))
+
+
+def move_what_the_tree_owns(patch: Patch) -> None:
+    move = cache_events._move
+
+    def greedy(cache, row, positions, slots, packing):
+        slots = slots.clone()
+        slots[packing.destinations[:1]] = cache.req_to_token_pool.req_to_token[row.index, :1].long()
+        move(cache, row, positions, slots, packing)
+
+    patch.setattr(cache_events, "_move", greedy)
+
+
+def free_before_copy(patch: Patch) -> None:
+    move, free, waiting = cache_events._move, cache_events._free, []
+
+    def later(cache, row, slots):
+        free(cache, row, slots)
+        while waiting:
+            move(*waiting.pop())
+
+    patch.setattr(cache_events, "_move", lambda *arguments: waiting.append(arguments))
+    patch.setattr(cache_events, "_free", later)
+
+
+def row_not_told_of_a_move(patch: Patch) -> None:
+    move = cache_events._move
+
+    def untold(cache, row, positions, slots, packing):
+        before = cache.req_to_token_pool.req_to_token[row.index].clone()
+        move(cache, row, positions, slots, packing)
+        cache.req_to_token_pool.req_to_token[row.index] = before
+
+    patch.setattr(cache_events, "_move", untold)
+
+
+def contents_left_behind(patch: Patch) -> None:
+    patch.setattr(Contents, "move", lambda self, sources, destinations: None)
+
+
+def packed_in_another_order_than_filed(patch: Patch) -> None:
+    pack = cache_events.pack_pages
+    patch.setattr(
+        cache_events, "pack_pages", lambda *a: replace(pack(*a), holds=np.sort(pack(*a).holds, kind="stable"))
+    )
+
+
+def padding_filed_as_a_token(patch: Patch) -> None:
+    pack = cache_events.pack_pages
+    patch.setattr(cache_events, "pack_pages", lambda *a: replace(pack(*a), holds=np.maximum(pack(*a).holds, 0)))
+
+
+def what_went_another_way_is_read(patch: Patch) -> None:
+    cut = Segment.cut
+    patch.setattr(Segment, "cut", lambda self, end, page_size: replace(cut(self, end, page_size), end=self.end))
+    held = Segment.held
+    patch.setattr(Segment, "held", lambda self, entries, end: replace(held(self, entries, end), end=self.end))
 
 
 def promise_more_than_eviction_delivers(patch: Patch) -> None:
@@ -139,7 +195,7 @@ def beginning_is_evicted_first(patch: Patch) -> None:
         settle(cache, row, path, nodes)
         for segment in path:
             if segment.name is not None:
-                cache_paths.match_entries(cache.tree_core, segment, np.array(row.req.full_untruncated_fill_ids))
+                cache_paths.match_entries(cache.tree_core, segment)
 
     patch.setattr(cache_events, "_settle", namespace_touched_last)
 
@@ -147,8 +203,8 @@ def beginning_is_evicted_first(patch: Patch) -> None:
 def holes_forgotten_at_the_next_turn(patch: Patch) -> None:
     assemble = cache_paths.assemble
 
-    def without_holes(hit, plain, root):
-        node = assemble(hit, plain, root)
+    def without_holes(*arguments):
+        node = assemble(*arguments)
         node.holes = node.holes[:0]
         return node
 
@@ -189,6 +245,13 @@ FAULTS = [
     evict_inside_a_free_group,
     last_page_pruned,
     part_of_a_page_pruned,
+    move_what_the_tree_owns,
+    free_before_copy,
+    row_not_told_of_a_move,
+    contents_left_behind,
+    packed_in_another_order_than_filed,
+    padding_filed_as_a_token,
+    what_went_another_way_is_read,
     promise_more_than_eviction_delivers,
     lock_the_namespace_only,
     withdraw_what_others_hold,
@@ -200,6 +263,17 @@ FAULTS = [
     view_outlives_the_row,
     records_survive_a_flush,
     scope_ignored,
+]
+
+
+PARTS = [
+    part_of_a_page_pruned,
+    move_what_the_tree_owns,
+    free_before_copy,
+    row_not_told_of_a_move,
+    contents_left_behind,
+    packed_in_another_order_than_filed,
+    padding_filed_as_a_token,
 ]
 
 
@@ -223,7 +297,7 @@ def test_planted_fault_in_reclaim(
 ) -> None:
     fault(monkeypatch)
     noticed = first_to_notice(core, page_size)
-    if fault is part_of_a_page_pruned and page_size == 1:
+    if fault in PARTS and page_size == 1:
         assert noticed is None, "a page of one token has no parts"
     else:
         assert noticed, f"no story notices the fault {fault.__name__}"

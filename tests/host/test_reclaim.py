@@ -5,12 +5,12 @@ from functools import partial
 
 import pytest
 
-from tests.host import stories, stories_sharing, stories_trouble
+from tests.host import stories, stories_packing, stories_sharing, stories_trouble
 from tests.host.pools import publish_settings
 from tests.host.world import World
 
 publish_settings()
-STORIES = [*stories.STORIES, *stories_sharing.STORIES, *stories_trouble.STORIES]
+STORIES = [*stories.STORIES, *stories_sharing.STORIES, *stories_trouble.STORIES, *stories_packing.STORIES]
 
 
 def make_world(

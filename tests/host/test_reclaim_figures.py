@@ -2,7 +2,7 @@
 
 import pytest
 
-from scripts.sim_reclaim import fixed, mix, unpruned_equals_stock
+from scripts.sim_reclaim import fixed, mix, packed, unpruned_equals_stock
 from tests.host.pools import publish_settings
 
 publish_settings()
@@ -25,6 +25,13 @@ def test_reclaim_keeps_the_hit_rate_of_an_ample_pool(size: int, ample: float) ->
 def test_reclaim_with_larger_pages() -> None:
     ours = fixed(ours=True, size=30_000, page_size=16, core="python")
     assert ours["hit"] >= 0.88 and ours["freed"] == ours["dropped"]
+
+
+@pytest.mark.parametrize(("kind", "dead_pages", "kept_by_pages"), [("tokens", 0.02, 0.4), ("sentences", 0.9, 0.85)])
+def test_reclaim_packs_what_is_left_of_pages(kind: str, dead_pages: float, kept_by_pages: float) -> None:
+    row = packed("python", 0.25, kind)
+    assert row["packed"] == 1.0 and row["dead_pages"] < dead_pages
+    assert row["kept_by_pages"] < kept_by_pages, "to choose whole pages is another choice"
 
 
 @pytest.mark.parametrize("page_size", [1, 16])

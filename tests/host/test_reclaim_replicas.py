@@ -32,7 +32,9 @@ def digest(core: str, page_size: int) -> str:
             state.update(stage.world.pool.req_to_token.numpy().tobytes())
             state.update(repr((stage.world.found, stage.cache.stats())).encode())
             for record in stage.cache.records.of(session):
-                state.update(record.holes.tobytes() + repr([(s.name, s.start, s.end) for s in record.path]).encode())
+                state.update(
+                    record.holes.tobytes() + repr([(s.name, s.end, s.ids.tolist()) for s in record.path]).encode()
+                )
     assert stage.cache.stats()["namespaces_evicted"], "the pool was large enough for all: nothing was tested"
     return state.hexdigest()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sglang.srt.arg_groups import model_override_base
@@ -73,6 +74,18 @@ def test_refusals_name_the_flag_and_the_reason(parser: argparse.ArgumentParser, 
     assert reason.startswith(flags.split()[0]) and FLAGS[flags] in reason
 
 
+@pytest.mark.parametrize(
+    ("variable", "flags"), [("SGLANG_USE_HND_KVCACHE", ""), ("SGLANG_DEBUG_MEMORY_POOL", "--page-size 16")]
+)
+def test_refusals_by_the_environment(
+    parser: argparse.ArgumentParser, variable: str, flags: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert reasons(parser, flags) == []
+    monkeypatch.setenv(variable, "1")
+    (reason,) = reasons(parser, flags)
+    assert reason in all_refusals() and reason.startswith(variable)
+
+
 SHAPE = {
     "vocab_size": 100, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 4096, "torch_dtype": "bfloat16",
@@ -85,6 +98,7 @@ MODELS = {
     "Qwen3NextForCausalLM": ({"model_type": "qwen3_next"}, "recurrent state"),
     "DeepseekV2ForCausalLM": ({"model_type": "deepseek_v2", **LATENT}, "MLA state"),
     "LlamaForCausalLM": ({"model_type": "llama"}, None),
+    "Qwen3ForCausalLM": ({"model_type": "qwen3", "head_dim": 16, "v_head_dim": 32}, "values of another size"),
 }
 
 
@@ -94,7 +108,7 @@ def test_refusals_of_models(architecture: str, tmp_path: Path, monkeypatch: pyte
     (tmp_path / "config.json").write_text(json.dumps({**SHAPE, "architectures": [architecture], **own}))
     model = ModelConfig(model_path=str(tmp_path))
     monkeypatch.setattr(model_override_base, "model_config_of", lambda server_args: model)
-    found = reasons_against_model(None)
+    found = reasons_against_model(SimpleNamespace(page_size=16))
     if said is None:
         assert found == []
     else:

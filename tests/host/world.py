@@ -59,6 +59,7 @@ class World:
             self.cache.layout = layout
             self.cache.views = LiveViews(self.pool.req_to_token)
             self.cache.decide = lambda req, length: self.decide(req, length)
+            self.move_contents()
         self.contents = Contents(size + page_size)
         self.scheduler = Scheduler()
         self.adder_class = session_prefill_adder(PrefillAdder, self.scheduler) if self.ours else PrefillAdder
@@ -221,6 +222,13 @@ class World:
         self.allocator.clear()
 
     # -- rows and what they read
+
+    def move_contents(self) -> None:
+        """Let the cache move what slots stand for here; a runtime would move keys and values."""
+        self.cache.move = lambda *slots: self.move(*(each.numpy() for each in slots))
+
+    def move(self, sources: np.ndarray, destinations: np.ndarray) -> None:
+        self.contents.move(sources, destinations)
 
     def holes_of(self, req: Req) -> np.ndarray:
         row = self.cache.rows.get(req.kv.req_pool_idx) if self.ours else None

@@ -11,7 +11,7 @@ from tests.property.totals import TOTALS, told
 
 FUZZ_FOLDER = Path("build/fuzz")
 FUZZ_LIFE = 120  # steps of one random life
-MACHINES = 6  # configurations that share INTENTKV_FUZZ_STEPS
+MACHINES = 7  # configurations that share INTENTKV_FUZZ_STEPS
 
 settings.register_profile(
     "default",

@@ -47,6 +47,7 @@ class CacheMachine(RuleBasedStateMachine):
     layout: ClassVar[str] = "reclaim"
     size: ClassVar[int] = 480
     need_sort: ClassVar[bool] = False
+    whole_pages: ClassVar[bool] = False
 
     @initialize(seed=SEEDS)
     def start(self, seed: int) -> None:
@@ -54,6 +55,7 @@ class CacheMachine(RuleBasedStateMachine):
         options = {"layout": self.layout, "chunk": 24 * unit, "need_sort": self.need_sort}
         self.world = World(self.core, unit, self.size * unit, **options)
         self.world.decide = self.decide
+        self.world.cache.whole_pages = self.whole_pages
         self.unit = max(1, unit // 4)  # tokens that texts are made of; a page is a few of them
         self.appetite: dict[str, int] = {}
         self.holes: dict[str, np.ndarray] = {}
@@ -73,6 +75,13 @@ class CacheMachine(RuleBasedStateMachine):
             return result
 
         self.world.cache._evict = counted
+        move = self.world.move
+
+        def counted_moves(sources: np.ndarray, destinations: np.ndarray) -> None:
+            TOTALS["moved"] += len(sources)
+            move(sources, destinations)
+
+        self.world.move = counted_moves
 
     # -- what a client may do
 

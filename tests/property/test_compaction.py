@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from intentkv.apply.compaction import CompactionPlan, plan_compaction
+from intentkv.apply.compaction import CompactionPlan, pack_pages, plan_compaction
 from intentkv.apply.rows import tombstones
 from intentkv.kernels.compact import copy_slots
 
@@ -195,6 +195,28 @@ def test_a_single_plan_over_shuffled_pages(seed: int, page_size: int, length: in
     assert len(plan.sources) == counts[: len(counts) - needed].sum()
     assert len(plan.freed) == len(pages) - needed
     assert not np.intersect1d(plan.sources, plan.destinations).size
+
+
+@given(SEEDS, st.sampled_from([1, 2, 16]), st.integers(0, 12))
+def test_entries_are_packed_page_by_page(seed: int, page_size: int, pages: int) -> None:
+    """What `pack_pages` says of every kept place is what stands there once the copies are done; nothing is lost."""
+    rng = np.random.default_rng(seed)
+    keep = rng.random(pages * page_size) < rng.random()
+    packing = pack_pages(keep, page_size)
+    content = np.where(keep, np.arange(len(keep)), -1)
+    content[packing.destinations] = content[packing.sources]
+    assert packing.holds.tolist() == content[packing.places].tolist()
+    assert sorted(packing.holds[packing.holds >= 0].tolist()) == np.flatnonzero(keep).tolist()
+    assert (packing.holds < 0).sum() < page_size
+    assert sorted([*packing.places, *packing.freed]) == list(range(len(keep)))
+    for part in (packing.places, packing.freed):
+        assert (part.reshape(-1, page_size) == part[::page_size, None] + np.arange(page_size)).all(), "whole pages"
+        assert not (part[::page_size] % page_size).any()
+
+
+def test_half_pages_are_not_packed() -> None:
+    with pytest.raises(ValueError, match="whole pages of 16"):
+        pack_pages(np.ones(17, bool), 16)
 
 
 def test_the_drawing() -> None:

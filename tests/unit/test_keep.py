@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from intentkv.keep.budget import Budget
-from intentkv.keep.forced import forced_mask, whole_pages
+from intentkv.keep.forced import forced_mask, last_page, whole_pages
 from intentkv.keep.select import candidates, choose_drop, droppable
 from intentkv.observe.spans import Spans
 
@@ -153,7 +153,7 @@ def test_pages_go_whole_and_the_budget_is_not_cut(
     )
     free = candidates(forced, NO_HOLES)
     scores = np.array(data.draw(st.lists(st.integers(0, 9), min_size=len(free), max_size=len(free))), np.float32)
-    drop = choose_drop(scores, forced, NO_HOLES, Budget("fixed", max(1, budget)), trigger, page_size)
+    drop = choose_drop(scores, forced, NO_HOLES, Budget("fixed", max(1, budget)), trigger, page_size, True)
     excess = len(free) - max(1, budget)
     assert len(drop) == (excess // page_size * page_size if excess >= trigger else 0)
     gone = np.zeros(length, np.bool_)
@@ -168,4 +168,21 @@ def test_pages_go_whole_and_the_budget_is_not_cut(
 
 def test_half_pages_are_refused() -> None:
     with pytest.raises(ValueError, match="whole pages of 16"):
-        choose_drop(np.zeros(10, np.float32), np.zeros(10, np.bool_), NO_HOLES, Budget("fixed", 4), 1, 16)
+        choose_drop(np.zeros(10, np.float32), np.zeros(10, np.bool_), NO_HOLES, Budget("fixed", 4), 1, 16, True)
+
+
+@given(st.lists(st.booleans(), max_size=70), st.sampled_from([1, 2, 16]))
+def test_the_page_that_is_not_full_yet_is_forced(mask: list[bool], page_size: int) -> None:
+    forced = last_page(np.array(mask, np.bool_), page_size)
+    full = len(mask) // page_size * page_size
+    assert forced.tolist() == mask[:full] + [True] * (len(mask) - full)
+
+
+@given(events(), st.sampled_from([2, 16]))
+def test_single_tokens_go_by_the_page_full(event: tuple, page_size: int) -> None:
+    """What goes is the beginning of what goes with pages of one: the worst, as many as fill whole pages."""
+    scores, forced, holes, *_ = event
+    drop = choose_drop(*event, page_size)
+    fewer = len(choose_drop(*event)) // page_size * page_size
+    positions = candidates(forced, holes)
+    assert drop.tolist() == sorted(positions[np.argsort(scores, kind="stable")[:fewer]].tolist())

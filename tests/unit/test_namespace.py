@@ -1,10 +1,12 @@
 """Positions, segments, records and the guard: the host-side arithmetic behind a pruned session's namespace."""
 
+from array import array
+
 import numpy as np
 import pytest
 
 from intentkv.apply.guard import SharedText
-from intentkv.apply.namespace import NamespaceNames, Segment, entry_ids
+from intentkv.apply.namespace import PADDING, UNREAD, NamespaceNames, Segment, entry_ids
 from intentkv.apply.rows import NO_POSITIONS, common_prefix, droppable, live_positions, tombstones
 from intentkv.engine.session_records import BRANCHES, UNPRUNED_BRANCHES, Record, SessionRecords
 
@@ -30,9 +32,14 @@ def test_droppable_keeps_the_page_of_the_last_token() -> None:
 
 def test_droppable_takes_whole_pages_once() -> None:
     wanted = np.concatenate((np.arange(15, 33), np.arange(48, 64)))[::-1]
-    assert droppable(wanted, NO_POSITIONS, 100, 16).tolist() == [*range(16, 32), *range(48, 64)]
-    assert droppable(wanted, np.arange(16, 32), 100, 16).tolist() == list(range(48, 64))
-    assert droppable(positions(5, 3, -1, 5), positions(3), 100, 1).tolist() == [5]
+    assert droppable(wanted, NO_POSITIONS, 100, 16, whole_pages=True).tolist() == [*range(16, 32), *range(48, 64)]
+    assert droppable(wanted, np.arange(16, 32), 100, 16, whole_pages=True).tolist() == list(range(48, 64))
+    assert droppable(positions(5, 3, -1, 5), positions(3), 100, 1, whole_pages=True).tolist() == [5]
+
+
+def test_droppable_takes_single_positions_where_attention_reads_them() -> None:
+    wanted = np.concatenate((np.arange(15, 33), np.arange(48, 120)))[::-1]
+    assert droppable(wanted, positions(17), 100, 16).tolist() == [15, 16, *range(18, 33), *range(48, 96)]
 
 
 def test_live_positions_count_only_holes_inside() -> None:
@@ -42,20 +49,47 @@ def test_live_positions_count_only_holes_inside() -> None:
 
 def test_namespace_entries_name_position_and_token() -> None:
     tokens = positions(7, 7, 7, 7)
-    ids = entry_ids(positions(0, 2, 3), tokens)
-    assert len(set(ids)) == 3, "equal tokens at different positions are different entries"
-    assert min(ids) >= 1 << 32, "no key of plain token ids may match an entry"
-    assert ids[1:] == entry_ids(positions(2, 3), tokens)
+    ids = entry_ids(positions(0, 2, 3, UNREAD), tokens)
+    assert len(set(ids.tolist())) == 4, "equal tokens at different positions are different entries"
+    assert ids[:3].min() >= 1 << 32, "no key of plain token ids may match an entry"
+    assert ids[3] == PADDING
+    assert ids[1:3].tolist() == entry_ids(positions(2, 3), tokens).tolist()
+
+
+TOKENS = np.arange(100, 140)
+
+
+def path(*order: int, end: int = 12, behind: np.ndarray | None = None) -> Segment:
+    holes = positions(1, 6) if behind is None else behind
+    return Segment("n", end, entry_ids(positions(*order), TOKENS), holes)
 
 
 def test_namespace_admits_only_its_own_holes() -> None:
-    segment = Segment("n", 4, 12, positions(6), positions(1, 6))
+    segment = path(4, 5, 7, 8, 9, 10, 11)
     assert segment.positions().tolist() == [4, 5, 7, 8, 9, 10, 11]
     assert segment.admits(positions(1, 6))
     assert not segment.admits(positions(6)) and not segment.admits(positions(1, 6, 9))
-    cut = segment.cut(6)
+    cut = segment.cut(6, 1)
     assert cut.positions().tolist() == [4, 5] and cut.admits(positions(1))
     assert Segment.of_text(8).admits(NO_POSITIONS) and not Segment.of_text(8).admits(positions(2))
+
+
+def test_namespace_of_packed_pages_is_cut_behind_the_last_entry_that_is_read() -> None:
+    segment = path(10, 11, 4, 9, 7, 3, 8, UNREAD)
+    assert segment.admits(positions(1, 6)), "padding is no token of another text"
+    cut = segment.cut(8, 4)
+    assert cut.positions().tolist() == [UNREAD, UNREAD, 4, UNREAD, 7, 3, UNREAD, UNREAD]
+    assert cut.key() == segment.key(), "what the tree is asked for is what it has"
+    assert not cut.admits(positions(1, 6)), "others may go on from what this text does not read"
+    assert segment.cut(5, 4).positions().tolist() == [UNREAD, UNREAD, 4, UNREAD, UNREAD, 3, UNREAD, UNREAD]
+    assert segment.cut(3, 4).key() == array("q")
+    assert segment.held(4, 12).positions().tolist() == [10, 11, 4, 9]
+    assert segment.held(4, 10).positions().tolist() == [UNREAD, UNREAD, 4, 9]
+
+
+def test_namespace_grows_behind_what_it_has() -> None:
+    segment = path(10, 11, 4, UNREAD).grown(16, entry_ids(np.arange(12, 16), TOKENS))
+    assert segment.positions().tolist() == [10, 11, 4, UNREAD, 12, 13, 14, 15] and segment.end == 16
 
 
 def test_namespace_names_are_never_used_twice() -> None:

@@ -50,6 +50,7 @@ from tests.views.setting import (
 def ours(setting: Setting) -> FlashAttentionBackend:
     # Past the factory of the registry, which asks the GPU for its architecture.
     backend = live_backends.create_backend("fa3", FlashAttentionBackend, setting.runner)
+    assert live_backends.reads_whole_pages(backend), "its page table has no room for a part of a page"
     live_backends.attach_views(backend, setting.views)
     return backend
 

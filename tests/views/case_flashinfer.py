@@ -123,7 +123,7 @@ def test_decode_plan(page_size: int) -> None:
 @pytest.mark.parametrize("page_size", PAGES)
 @pytest.mark.parametrize("paged", [False, True], ids=["ragged", "paged"])
 def test_prefill_plan(paged: bool, page_size: int) -> None:
-    setting = pruned("extend", page_size)
+    setting = pruned("extend", page_size, whole_pages=False)
     short = compacted(setting)
     backend, stock = ours(setting), FlashInferAttnBackend(short.runner)
     for each, batch in ((backend, setting.batch), (stock, short.batch)):

@@ -38,7 +38,7 @@ def lists(indptr: torch.Tensor, indices: torch.Tensor) -> list[torch.Tensor]:
 @pytest.mark.parametrize("page_size", PAGES)
 @pytest.mark.parametrize("case", CASES)
 def test_eager_metadata(case: str, page_size: int) -> None:
-    setting = pruned(case, page_size)
+    setting = pruned(case, page_size, whole_pages=False)
     backend = ours(setting)
     backend.init_forward_metadata(setting.batch)
     built = lists(backend.forward_metadata.kv_indptr, backend.forward_metadata.kv_indices)
@@ -61,7 +61,7 @@ def test_eager_metadata(case: str, page_size: int) -> None:
 @pytest.mark.parametrize("page_size", PAGES)
 @pytest.mark.parametrize("case", CASES)
 def test_the_real_kernels_attend_what_is_live(case: str, page_size: int) -> None:
-    setting = pruned(case, page_size)
+    setting = pruned(case, page_size, whole_pages=False)
     short = compacted(setting)
     qkv = setting.host.qkv(len(setting.batch.input_ids))
     outputs = []

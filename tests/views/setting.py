@@ -108,8 +108,11 @@ class Setting:
         return out.flatten(1)
 
 
-def pruned(case: str, page_size: int, dtype: torch.dtype = torch.float32) -> Setting:
-    """A batch of four requests, two of them with holes. Float32, because Triton's interpreter has no bfloat16 products."""
+def pruned(case: str, page_size: int, dtype: torch.dtype = torch.float32, whole_pages: bool = True) -> Setting:
+    """A batch of four requests, two of them with holes. Float32, because Triton's interpreter has no bfloat16 products.
+
+    Holes are whole pages, as for FA3, or single positions for backends that read slots.
+    """
     host = Host(page_size, dtype)
     full, dropped, room = [], [], []
     views = LiveViews(host.rows.req_to_token)
@@ -118,7 +121,7 @@ def pruned(case: str, page_size: int, dtype: torch.dtype = torch.float32) -> Set
         room.append(host.rows.req_to_token[row, : length + ROOM].long())
         host.rows.write((row, slice(length, length + ROOM)), torch.zeros(ROOM, dtype=torch.int32))
         full.append(room[-1][:length])
-        holes = _holes(lane, length - NEW[lane], page_size)
+        holes = _holes(lane, length - NEW[lane], page_size if whole_pages else 1)
         mask = torch.zeros(length, dtype=torch.bool)
         mask[holes] = True
         dropped.append(mask)
