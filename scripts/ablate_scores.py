@@ -25,7 +25,7 @@ from intentkv.evals.offline import Replay, Replayer, facts_kept
 from intentkv.evals.plan import add_session_arguments, planned_sessions
 from intentkv.evals.provenance import provenance
 from intentkv.score.base import Need, ScoreInput, Scorer
-from intentkv.score.intent import IntentScorer, segment_worth
+from intentkv.score.intent import TOP, IntentScorer, segment_worth
 from intentkv.score.registry import make_scorer
 from intentkv.score.rule import RuleScorer
 
@@ -43,6 +43,11 @@ class Row:
     decay: float = DECAY
     name: str = "ablation"
     needs: frozenset[Need] = frozenset()
+
+
+def sentences(x: ScoreInput) -> torch.Tensor:
+    assert x.surprise is not None
+    return segment_worth(x.surprise, x.segments, TOP)
 
 
 def surprise_by_token(x: ScoreInput) -> torch.Tensor:
@@ -73,12 +78,12 @@ def asked_first(replay: Replay) -> Callable[[ScoreInput], torch.Tensor]:
 
 
 def times_rank(rule: RuleScorer, weight: float) -> Callable[[ScoreInput], torch.Tensor]:
-    """`intent`, times 1 + weight * rank of the memory's score averaged over the segment."""
+    """`intent without the dialogue`, times 1 + weight * rank of the memory's score averaged over the segment."""
 
     def score(x: ScoreInput) -> torch.Tensor:
         by_segment = segment_worth(rule.score(x), x.segments, 64)
         ranks = by_segment.argsort(stable=True).argsort(stable=True) / max(1, len(x.slots))
-        return IntentScorer().score(x) * (1 + weight * ranks)
+        return sentences(x) * (1 + weight * ranks)
 
     return score
 
@@ -89,11 +94,12 @@ def rows(head: str | None) -> dict[str, Row]:
     named = ("streaming", "random", "random-sentence", "keydiff", "snapkv")
     table = {
         "intent": Row(IntentScorer().score),
+        "intent without the dialogue": Row(sentences),
         "surprise by token": Row(surprise_by_token),
         "surprise, sum of 6": Row(best_sum),
         "short sentences first": Row(short_first),
-        "intent x memory (0.3)": Row(times_rank(rule, 0.3)),
-        "intent x memory (1.0)": Row(times_rank(rule, 1.0)),
+        "sentences x memory (0.3)": Row(times_rank(rule, 0.3)),
+        "sentences x memory (1.0)": Row(times_rank(rule, 1.0)),
         "intent-rule: memory, T = 1": Row(rule.score),
         "intent-rescaled: memory, T rescaled": Row(rescaled.score),
         **{f"memory, T = {t}": Row(scorer.score) for t, scorer in fixed.items()},

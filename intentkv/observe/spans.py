@@ -22,11 +22,13 @@ class Spans:
         system_end: `[0, system_end)` is the system prefix, always kept.
         query: `[start, end)`, the newest actionable span, always kept.
         first_user_end: end of the first user message, None if there is none.
+        said: `[start, end)` of each message of user and assistant between those two, in order.
     """
 
     system_end: int
     query: tuple[int, int]
     first_user_end: int | None = None
+    said: tuple[tuple[int, int], ...] = ()
 
 
 def find_spans(ids: Sequence[int] | NDArray[np.int64], fmt: MessageFormat | None) -> Spans:
@@ -52,10 +54,16 @@ def find_spans(ids: Sequence[int] | NDArray[np.int64], fmt: MessageFormat | None
     first_user_end = next((m.end for m in messages if m.role == "user"), None)
     if fmt is not None and fmt.folds_system and first_user_end is not None:
         system_end = first_user_end
+    query = _actionable(messages) or (max(0, n - RAW_QUERY_TOKENS), n)
     return Spans(
         system_end=max(system_end, min(SINK_TOKENS, n)),
-        query=_actionable(messages) or (max(0, n - RAW_QUERY_TOKENS), n),
+        query=query,
         first_user_end=first_user_end,
+        said=tuple(
+            (m.start, m.end)
+            for m in messages
+            if m.role in ("user", "assistant") and system_end <= m.start and m.end <= query[0]
+        ),
     )
 
 

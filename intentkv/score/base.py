@@ -9,7 +9,7 @@ from torch import Tensor
 
 from intentkv.score.ranks import ALONE, Ranks
 
-Need = Literal["query", "surprise", "window", "attention", "covariance", "values", "keep_scores"]
+Need = Literal["query", "surprise", "window", "attention", "covariance", "values", "keep_scores", "dialogue"]
 """What the engine collects only for requests whose scorer declares it; each is a field of `ScoreInput`."""
 
 OF_QUERIES: frozenset[Need] = frozenset({"query", "covariance", "window", "attention", "keep_scores"})
@@ -85,6 +85,8 @@ class ScoreInput:
         covariance: for scorers that need "covariance": `[L, H_q, D, D]` float32, of the queries whose mean is `query`.
         layer_values: for scorers that need "values": as `layer_keys`, the paged values `[S, H_kv, D]`.
         keep_scores: for scorers that need "keep_scores": `[n]` float32 on the CPU, LRFU keep scores of the session's actions.
+        dialogue: for scorers that need "dialogue": `[n]` bool on the CPU, candidates in the newest messages of user and
+            assistant, as many as `intentkv.keep.dialogue` finds room for.
         ranks: those that have the other heads.
     """
 
@@ -103,6 +105,7 @@ class ScoreInput:
     covariance: Tensor | None = None
     layer_values: Callable[[int], Tensor] | None = None
     keep_scores: Tensor | None = None
+    dialogue: Tensor | None = None
     ranks: Ranks = ALONE
 
 

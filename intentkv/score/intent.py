@@ -1,4 +1,4 @@
-"""The default scorer: whole sentences, ranked by what they told the model that it could not have guessed, per token kept."""
+"""The default scorer: the dialogue, then whole sentences by what they told the model that it could not have guessed, per token."""
 
 import torch
 from torch import Tensor
@@ -16,6 +16,10 @@ class IntentScorer:
     knapsack, what counts is its worth by the token. Of a segment whose beginning was dropped or is always kept, the candidates
     count.
 
+    Before all that come the newest messages of user and assistant that fit into a third of the budget (`keep.dialogue`). They are
+    a small part of what an agent reads, what they say is easily guessed, and a model that no longer sees what it was asked
+    takes earlier answers for the answer.
+
     This is ours, and reads no query memory: multiplied by any function of the published score it measured worse
     (docs/scoring.md). The published score is `intent-rule`.
 
@@ -23,13 +27,19 @@ class IntentScorer:
     """
 
     name = "intent"
-    needs: frozenset[Need] = frozenset({"surprise"})
+    needs: frozenset[Need] = frozenset({"surprise", "dialogue"})
 
     def score(self, x: ScoreInput) -> Tensor:
-        """`[n]` float32 on the device of `x.slots`, in nats a token. Raises ValueError if the surprise was not observed."""
+        """`[n]` float32 on the device of `x.slots`, in nats a token; infinite for the dialogue.
+
+        Raises ValueError if the surprise or the dialogue is missing.
+        """
         if x.surprise is None:
             raise missing(self, "surprise")
-        return segment_worth(x.surprise, x.segments.to(x.slots.device), TOP)
+        if x.dialogue is None:
+            raise missing(self, "dialogue")
+        worth = segment_worth(x.surprise, x.segments.to(x.slots.device), TOP)
+        return worth.masked_fill(x.dialogue.to(worth.device), torch.inf)
 
 
 def segment_worth(values: Tensor, segments: Tensor, top: int) -> Tensor:

@@ -43,6 +43,7 @@ def positions_only(positions: torch.Tensor, seed: int = 0) -> ScoreInput:
         covariance=torch.eye(4).view(1, 1, 4, 4),
         layer_values=lambda layer: torch.randn(64, 1, 4),
         keep_scores=torch.rand(positions.shape),
+        dialogue=positions % 9 == 0,
     )
 
 
@@ -71,6 +72,7 @@ def test_a_scorer_says_what_it_was_not_given(name: str, tmp_path: Path) -> None:
     fields = {
         "query": ("query", "memory"),
         "surprise": ("surprise",),
+        "dialogue": ("dialogue",),
         "window": ("window",),
         "attention": ("attention",),
         "covariance": ("covariance",),

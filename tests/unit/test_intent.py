@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from intentkv.keep.dialogue import newest_that_fit
 from intentkv.score.intent import TOP, IntentScorer, segment_worth
 from tests.unit.test_baselines import positions_only
 
@@ -39,12 +42,46 @@ def test_a_fact_beats_filler_whole() -> None:
     surprise = torch.tensor([0.1, 0.2, 9.0, 8.0, 0.1] + [1.2] * 20)
     segments = torch.tensor([3] * 5 + [7] * 20)
     x = dataclasses.replace(positions_only(torch.arange(25)), surprise=surprise, segments=segments)
+    x = dataclasses.replace(x, dialogue=torch.zeros(25, dtype=torch.bool))
     scores = IntentScorer().score(x)
     assert scores[:5].unique().numel() == 1 and scores[5:].unique().numel() == 1
     assert scores[0] == pytest.approx(17.3 / 5) and scores[5] == pytest.approx(1.2 * TOP / 20)
 
 
-def test_without_observation_it_says_so() -> None:
-    x = dataclasses.replace(positions_only(torch.arange(4)), surprise=None)
-    with pytest.raises(ValueError, match="intent: expected 'surprise' in its input"):
+def test_the_dialogue_comes_first() -> None:
+    surprise, said = torch.tensor([9.0, 9.0, 0.1, 0.1, 9.0]), torch.tensor([False, False, True, True, False])
+    x = dataclasses.replace(positions_only(torch.arange(5)), surprise=surprise, segments=torch.arange(5), dialogue=said)
+    assert IntentScorer().score(x).tolist() == [9.0, 9.0, math.inf, math.inf, 9.0]
+
+
+@pytest.mark.parametrize("need", ["surprise", "dialogue"])
+def test_without_observation_it_says_so(need: str) -> None:
+    given = {"surprise": torch.zeros(4), "dialogue": torch.zeros(4, dtype=torch.bool)}
+    x = dataclasses.replace(positions_only(torch.arange(4)), **{**given, need: None})
+    with pytest.raises(ValueError, match=f"intent: expected '{need}' in its input"):
         IntentScorer().score(x)
+
+
+@pytest.mark.parametrize(
+    ("budget", "kept"),
+    [
+        (0, []),
+        (11, []),
+        (14, [(0, 4)]),  # room for 4: the newest has 5, of the oldest 4 are live
+        (15, [(20, 25)]),
+        (24, [(20, 25)]),  # room for 3 more
+        (30, [(20, 25), (0, 4)]),  # room for 5 more: the one before has 6, of the oldest 4 are live
+        (33, [(10, 16), (20, 25)]),
+        (45, [(10, 16), (20, 25), (0, 4)]),  # room for all
+    ],
+)
+def test_the_newest_messages_that_fit_into_a_third_of_the_budget(budget: int, kept: list[tuple[int, int]]) -> None:
+    said = [(0, 8), (10, 16), (20, 25)]
+    positions = np.setdiff1d(np.arange(40), np.arange(4, 8))  # half of the oldest message was dropped before
+    chosen = positions[newest_that_fit(said, positions, budget)]
+    assert chosen.tolist() == sorted(p for start, end in kept for p in range(start, end))
+
+
+def test_a_message_too_long_is_passed_over() -> None:
+    chosen = newest_that_fit([(0, 5), (5, 95)], np.arange(100), budget=60)
+    assert np.flatnonzero(chosen).tolist() == list(range(5))

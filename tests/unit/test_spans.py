@@ -45,6 +45,15 @@ def test_all_tool_messages_in_a_row_ask_and_an_earlier_one_does_not() -> None:
     assert text.endswith("<|im_start|>assistant\n")
 
 
+def test_what_was_said_is_neither_system_nor_tool_nor_newest() -> None:
+    ids = prompt(SYSTEM, USER, ANSWER, TOOL, ANSWER, USER)
+    said = [TOKENIZER.decode(ids[slice(*bounds)]) for bounds in find_spans(ids, CHATML).said]
+    assert [text.split("\n")[0] for text in said] == [
+        f"<|im_start|>{role}" for role in ("user", "assistant", "assistant")
+    ]
+    assert "it sank" in said[1] and find_spans(prompt(SYSTEM, USER), CHATML).said == ()
+
+
 def test_the_newest_user_message_asks_alone() -> None:
     assert "first result" not in query_text(prompt(SYSTEM, USER, TOOL, USER))
 

@@ -88,6 +88,7 @@ def whole() -> ScoreInput:
         surprise=torch.rand(n, generator=generator),
         attention=torch.rand(n, generator=generator),
         keep_scores=torch.rand(n, generator=generator),
+        dialogue=torch.rand(n, generator=generator) < 0.1,
     )
 
 
