@@ -32,6 +32,7 @@ PRINTED = {
     "score": ["bench_score.py"],
     "decode": ["bench_decode.py"],
     "overhead": ["bench_overhead.py"],
+    "trace": ["bench_trace.py"],
     "serving_quarter": ["bench_serving.py", "--agents", "8", "--pool", "quarter"],
     "serving_ample": ["bench_serving.py", "--agents", "8", "--pool", "ample"],
 }
