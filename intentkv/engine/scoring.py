@@ -21,7 +21,7 @@ from intentkv.engine.sampling import SamplingObservers
 from intentkv.engine.state import NO_TURN, RequestState, Scored, Turn
 from intentkv.engine.support import groups_problem
 from intentkv.engine.surprise import SurpriseObserver, lm_head_problem
-from intentkv.keep.dialogue import newest_that_fit
+from intentkv.keep.dialogue import newest_that_fit, room
 from intentkv.keep.select import candidates
 from intentkv.observe.attention_mass import AttentionMass
 from intentkv.observe.segments import segment_numbers
@@ -140,8 +140,9 @@ class Scoring:
         return Scored(self._ranks.first(scores.cpu().contiguous()).numpy(), forced, state.holes)
 
     def _dialogue(self, state: RequestState, forced: np.ndarray, positions: Tensor) -> Tensor:
-        budget = state.budget.tokens(int(np.count_nonzero(~forced)))
-        return torch.from_numpy(newest_that_fit(state.spans.said, positions.numpy(), budget))
+        history = int(np.count_nonzero(~forced))
+        tokens = room(state.budget.tokens(history), history)
+        return torch.from_numpy(newest_that_fit(state.spans.said, positions.numpy(), tokens))
 
     def _segments(self, state: RequestState, length: int) -> np.ndarray:
         """Segment numbers of the first `length` positions, `[length]` int64. What was generated is not read back for this: it

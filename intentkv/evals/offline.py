@@ -21,7 +21,7 @@ from transformers import AutoTokenizer
 
 from intentkv.evals.sessions import Session, Transcript
 from intentkv.keep.budget import Budget
-from intentkv.keep.dialogue import newest_that_fit
+from intentkv.keep.dialogue import newest_that_fit, room
 from intentkv.keep.forced import forced_mask
 from intentkv.keep.select import candidates, choose_drop
 from intentkv.kernels.surprise import token_surprise
@@ -144,7 +144,7 @@ def facts_kept(replay: Replay, scorer: Scorer, budget: int, decay: float) -> lis
         query = replay.captured.queries[turn].mean()
         asked = memory.update("session", query)
         positions = candidates(forced, holes)
-        x = score_input(replay, turn, positions, holes, query, asked, budget)
+        x = score_input(replay, turn, positions, holes, query, asked, budget, int(np.count_nonzero(~forced)))
         scores = scorer.score(x).numpy()
         drop = choose_drop(scores, forced, holes, Budget("fixed", budget), TRIGGER)
         holes = np.union1d(holes, drop)
@@ -162,8 +162,9 @@ def score_input(
     query: Tensor,
     memory: Tensor,
     budget: int,
+    history: int,
 ) -> ScoreInput:
-    """What a server would give a scorer at the end of a turn's prompt, for a budget in tokens; slots are positions."""
+    """What a server would give a scorer at the end of a turn's prompt; slots are positions. Budget and history in tokens."""
     prompt, keys = replay.prompts[turn], replay.captured.keys
     slots = torch.from_numpy(positions)
     live = torch.from_numpy(np.setdiff1d(np.arange(prompt.length), holes))
@@ -181,5 +182,5 @@ def score_input(
         surprise=replay.surprise[slots],
         window=Window(rows, prompt.length - rows.shape[1], live, live, keys[0].shape[-1] ** -0.5),
         query_slots=torch.from_numpy(asked),
-        dialogue=torch.from_numpy(newest_that_fit(prompt.spans.said, positions, budget)),
+        dialogue=torch.from_numpy(newest_that_fit(prompt.spans.said, positions, room(budget, history))),
     )

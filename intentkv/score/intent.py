@@ -16,9 +16,9 @@ class IntentScorer:
     knapsack, what counts is its worth by the token. Of a segment whose beginning was dropped or is always kept, the candidates
     count.
 
-    Before all that come the newest messages of user and assistant that fit into a third of the budget (`keep.dialogue`). They are
-    a small part of what an agent reads, what they say is easily guessed, and a model that no longer sees what it was asked
-    takes earlier answers for the answer.
+    Before all that come the newest messages of user and assistant for which there is room (`keep.dialogue`). They are a small
+    part of what an agent reads, what they say is easily guessed, and a model that no longer sees what it was asked takes
+    earlier answers for the answer.
 
     This is ours, and reads no query memory: multiplied by any function of the published score it measured worse
     (docs/scoring.md). The published score is `intent-rule`.

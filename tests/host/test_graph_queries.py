@@ -132,7 +132,7 @@ def test_a_graph_that_hides_its_queries_never_serves_a_request_that_needs_them(a
     attention = backend()
     assert live_backends.hides_queries(attention) and not live_backends.hides_queries(backend("attention"))
     scoring = Scoring.__new__(Scoring)
-    scoring._hides_queries, scoring.surprise, scoring.attention = True, None, None
+    scoring._hides_queries, scoring._kv_heads, scoring.surprise, scoring.attention = True, None, None, None
     scoring.needs = lambda name: frozenset({"window"} if name == "snapkv" else set())
     assert scoring.prepare("streaming") is None
     problem = scoring.prepare("snapkv")

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from intentkv.keep.dialogue import newest_that_fit
+from intentkv.keep.dialogue import newest_that_fit, room
 from intentkv.score.intent import TOP, IntentScorer, segment_worth
 from tests.unit.test_baselines import positions_only
 
@@ -63,25 +63,29 @@ def test_without_observation_it_says_so(need: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget", "kept"),
+    ("tokens", "kept"),
     [
-        (0, []),
-        (11, []),
-        (14, [(0, 4)]),  # room for 4: the newest has 5, of the oldest 4 are live
-        (15, [(20, 25)]),
-        (24, [(20, 25)]),  # room for 3 more
-        (30, [(20, 25), (0, 4)]),  # room for 5 more: the one before has 6, of the oldest 4 are live
-        (33, [(10, 16), (20, 25)]),
-        (45, [(10, 16), (20, 25), (0, 4)]),  # room for all
+        (3, []),
+        (4, [(0, 4)]),  # the newest has 5, of the oldest 4 are live
+        (5, [(20, 25)]),
+        (8, [(20, 25)]),
+        (10, [(20, 25), (0, 4)]),  # the one between has 6
+        (11, [(10, 16), (20, 25)]),
+        (15, [(10, 16), (20, 25), (0, 4)]),
     ],
 )
-def test_the_newest_messages_that_fit_into_a_third_of_the_budget(budget: int, kept: list[tuple[int, int]]) -> None:
+def test_the_newest_messages_that_fit(tokens: int, kept: list[tuple[int, int]]) -> None:
     said = [(0, 8), (10, 16), (20, 25)]
     positions = np.setdiff1d(np.arange(40), np.arange(4, 8))  # half of the oldest message was dropped before
-    chosen = positions[newest_that_fit(said, positions, budget)]
+    chosen = positions[newest_that_fit(said, positions, tokens)]
     assert chosen.tolist() == sorted(p for start, end in kept for p in range(start, end))
 
 
+def test_the_dialogue_has_a_third_of_the_budget_at_most_and_less_where_it_is_tight() -> None:
+    assert [room(budget, 2400) for budget in (0, 300, 600, 1200, 2400)] == [0, 25, 100, 400, 800]
+    assert room(10, 0) == 3
+
+
 def test_a_message_too_long_is_passed_over() -> None:
-    chosen = newest_that_fit([(0, 5), (5, 95)], np.arange(100), budget=60)
+    chosen = newest_that_fit([(0, 5), (5, 95)], np.arange(100), tokens=20)
     assert np.flatnonzero(chosen).tolist() == list(range(5))
