@@ -145,14 +145,15 @@ class TestPruning:
         messages = [{"role": "system", "content": "You are a helpful assistant."}]
         before = None
         for turn in range(5):
-            messages.append({"role": "user", "content": FILLER * 12 + f"This was note {turn}. Say OK."})
+            messages.append({"role": "user", "content": f"{7919 * (turn + 3)} " + FILLER * 12 + "Say OK."})
             status, answer = chat(intentkv_server, messages, session_id="thinks", max_tokens=40, ignore_eos=True)
             assert status == 200, answer
             assert answer["usage"]["completion_tokens"] == 40
             report = answer["choices"][0]["meta_info"]["intentkv"]
             if before is not None:
-                # Of the answer nothing is found, or a few tokens that happen to be the same.
-                assert before["live_tokens"] - 40 <= report["reused_prefix_tokens"] <= before["live_tokens"] - 36
+                # Of the answer nothing is found but what happens to be the same: where the end of an answer is ignored,
+                # the model may go on with the next message's header, though not with the number that begins it.
+                assert before["live_tokens"] - 40 <= report["reused_prefix_tokens"] <= before["live_tokens"] - 28
                 assert report["dropped_tokens"] >= before["dropped_tokens"]
                 assert report["freed_slots"] > 0
             before = report
