@@ -22,6 +22,7 @@ import numpy as np
 from intentkv.apply.rows import NO_POSITIONS, below, page_ceil
 
 PADDING: Final = 0  # key of an entry that holds no token of the text: it fills up a page
+DROPPED: Final = 0xFFFFFFFF  # in a key in place of the token: a dropped one, whose entry the layout "mask" keeps
 UNREAD: Final = -1  # stands for the position of an entry that a text does not read
 
 
@@ -81,8 +82,11 @@ class Segment:
         return array("q", self.ids.tobytes())
 
 
-def entry_ids(positions: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+def entry_ids(positions: np.ndarray, tokens: np.ndarray, holes: np.ndarray = NO_POSITIONS) -> np.ndarray:
     """Key of a namespace path, `[n]` int64: position and token in one number each; PADDING at UNREAD positions.
+
+    A key tells all holes that its entries were computed behind: positions that are not there, or are there as DROPPED. Without that, a
+    row that leaves the path before a hole and computes the same text without it would be handed what was computed behind it.
 
     Token ids alone collide: a branch whose next tokens equal those *after* a hole would be handed KV of other
     positions. The position is counted from 1, so that no key of plain token ids, whatever its `extra_key`, can ever
@@ -91,8 +95,10 @@ def entry_ids(positions: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     Args:
         positions: `[n]` int64.
         tokens: `[length]` integers, the session's text, indexed by position.
+        holes: `[h]` int64, dropped positions; those among `positions` are entries of the layout "mask".
     """
-    ids = (positions + 1) << 32 | (tokens[positions].astype(np.int64) & 0xFFFFFFFF)
+    named = np.where(np.isin(positions, holes), DROPPED, tokens[positions].astype(np.int64) & 0xFFFFFFFF)
+    ids = (positions + 1) << 32 | named
     return np.where(positions == UNREAD, PADDING, ids)
 
 

@@ -83,7 +83,7 @@ def apply_drop(cache: IntentKVRadixCache, row: Row, drop: np.ndarray) -> int:
         _move(cache, row, positions, slots, packing)
         _free(cache, row, _take(slots, packing.freed))
         held = np.append(positions, UNREAD)[packing.holds]
-        segment = Segment(cache.names.fresh(), end, entry_ids(held, tokens), row.holes)
+        segment = Segment(cache.names.fresh(), end, entry_ids(held, tokens, row.holes), row.holes)
         node = _insert(cache, row, segment, _take(slots, packing.places), 0)
         path, nodes, freed = (*path, segment), (*nodes, node), len(packing.freed)
     pool = cache.req_to_token_pool
