@@ -61,13 +61,15 @@ class ForwardPlan:
             fed.sink.add(layer, queries[fed.start : fed.stop])
 
 
-def plan_forward(forward_batch: Any, states: Mapping[str, RequestState]) -> ForwardPlan | None:
-    """Which rows to watch, from host-known lengths only; None when nobody of ours wants any."""
+def plan_forward(
+    forward_batch: Any, states: Mapping[str, RequestState], spans: list[tuple[str, int, int]]
+) -> ForwardPlan | None:
+    """Which rows to watch, from host-known lengths only; None when nobody of ours wants any. `spans`: as of `computed`."""
     mode = forward_batch.forward_mode
     watched: list[Watched] = []
     fed: list[Fed] = []
     offset = 0
-    for index, (rid, begin, end) in enumerate(computed(forward_batch)):
+    for index, (rid, begin, end) in enumerate(spans):
         state = states.get(rid)
         sinks = row_sinks(state) if state is not None else []
         if state is not None and (sinks or mode.is_extend()):
@@ -135,9 +137,10 @@ def _observed(
     active.actions.begin(forward_batch)
     if active.scoring.attention is not None and forward_batch.out_cache_loc is not None:
         active.scoring.attention.forget(forward_batch.out_cache_loc)
+    spans = computed(forward_batch)
     if active.scoring.surprise is not None:
-        active.scoring.surprise.begin(forward_batch, active.states, computed(forward_batch))
-    plan = active.running_plan = plan_forward(forward_batch, active.states)
+        active.scoring.surprise.begin(forward_batch, active.states, spans)
+    plan = active.running_plan = plan_forward(forward_batch, active.states, spans)
     try:
         output = original(runner, forward_batch, *args, **kwargs)
     finally:

@@ -15,7 +15,7 @@ import numpy as np
 from intentkv.config import RequestSettings
 from intentkv.engine.activation import active_settings
 from intentkv.engine.chat_format import message_format
-from intentkv.engine.session_keys import session_of
+from intentkv.engine.session_keys import request_key
 from intentkv.observe.spans import find_spans
 
 
@@ -55,7 +55,7 @@ class Router:
         if obj.routed_dp_rank is not None or not settings.enabled:
             return
         spans = find_spans(ids, self._format)
-        key = session_of(settings, ids, spans, extra_key=obj.extra_key, cache_salt=obj.cache_salt, rid=obj.rid)
+        key = request_key(settings, ids, spans, extra_key=obj.extra_key, cache_salt=obj.cache_salt, rid=obj.rid)
         if key.kind != "request":  # one that never comes again may go anywhere
             obj.routed_dp_rank = self._replicas.of(key.value)
 

@@ -9,7 +9,7 @@ import numpy as np
 from intentkv.config import parse_request
 from intentkv.engine import replicas, runtime
 from intentkv.engine.activation import active_settings
-from intentkv.engine.session_keys import session_of
+from intentkv.engine.session_keys import request_key
 from intentkv.engine.state import RequestState
 from intentkv.errors import SettingsError
 from intentkv.observe.spans import find_spans
@@ -51,7 +51,7 @@ def open_request(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: 
         req.set_finish_with_abort(f"intentkv_scorer: {settings.scorer} cannot rank this model's tokens: {problem}")
         return
     spans = find_spans(ids, active.format)
-    key = session_of(settings, ids, spans, extra_key=req.extra_key, cache_salt=req.cache_salt, rid=req.rid)
+    key = request_key(settings, ids, spans, extra_key=req.extra_key, cache_salt=req.cache_salt, rid=req.rid)
     state = RequestState(
         key=key,
         label=settings.session or key.kind,

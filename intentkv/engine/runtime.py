@@ -13,7 +13,6 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
-import torch
 from sglang.srt.runtime_context import get_observability
 from torch import Tensor
 
@@ -28,7 +27,7 @@ from intentkv.engine.live_backends import attach_views, reads_whole_pages
 from intentkv.engine.metrics import create_metrics
 from intentkv.engine.sampling import SamplingObservers
 from intentkv.engine.scoring import Scoring
-from intentkv.engine.slot_moves import SlotMoves
+from intentkv.engine.slot_moves import SlotMoves, behind_forwards
 from intentkv.engine.state import Pending, RequestState, Scored
 from intentkv.engine.tracing import create_trace
 from intentkv.keep import moments
@@ -49,7 +48,7 @@ class Runtime:
     """One per scheduler process. `states` only looks requests up; each Req owns its state."""
 
     def __init__(self, settings: Settings, scheduler: Any) -> None:
-        runner = self._runner = scheduler.tp_worker.model_runner
+        self._scheduler, runner = scheduler, scheduler.tp_worker.model_runner
         self.settings = settings
         self.ranks, self.agreement = ranks.join(scheduler.req_to_token_pool.req_to_token.device)
         self.states: WeakValueDictionary[str, RequestState] = WeakValueDictionary()
@@ -187,8 +186,7 @@ class Runtime:
         state: RequestState = req.intentkv
         if self.scoring.surprise is not None and not req.finished():
             row = req.kv.req_pool_idx
-            if self._rows.is_cuda:  # the step that is still running writes there
-                torch.cuda.current_stream().wait_stream(self._runner.forward_stream)
+            behind_forwards(self._scheduler, self._rows)  # the step that is still running writes there
             self.scoring.surprise.keep(state, self._rows[row, : req.kv.kv_committed_len], row)
 
     def usable(self, req: Any, found: int) -> int:

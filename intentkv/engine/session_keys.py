@@ -9,7 +9,7 @@ from intentkv.observe.session import SessionKey, session_key
 from intentkv.observe.spans import Spans
 
 
-def session_of(
+def request_key(
     settings: RequestSettings,
     ids: np.ndarray,
     spans: Spans,

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from intentkv.engine.scoring import Scoring
 
 
+def behind_forwards(scheduler: Any, on: Tensor) -> None:
+    """Let what is queued next wait for every forward that was launched before, if `on` is on a GPU; the host goes on."""
+    if on.is_cuda:
+        torch.cuda.current_stream(on.device).wait_stream(scheduler.forward_stream)
+
+
 class SlotMoves:
     """What the cache calls to move slots of one scheduler's KV pool.
 
@@ -34,8 +40,7 @@ class SlotMoves:
 
     def __call__(self, sources: Tensor, destinations: Tensor) -> None:
         """Copy slots `sources` to `destinations`, `[n]` int64 each on the pool's device; none is in both."""
-        if sources.is_cuda:
-            torch.cuda.current_stream(sources.device).wait_stream(self._scheduler.forward_stream)
+        behind_forwards(self._scheduler, sources)
         for layer in range(self._layers):
             copy_slots(self._pool.get_key_buffer(layer), self._pool.get_value_buffer(layer), sources, destinations)
         for values in self._scoring.by_slot():

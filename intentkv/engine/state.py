@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from intentkv.config import Budget
@@ -88,7 +87,7 @@ class RequestState:
     glimpse_from: int = 0  # position from which on tokens belong to the glimpse of the next event
     window: QueryWindow | None = field(init=False)
     predicted: int = -1  # position of the token whose surprise is known, though it has no slot yet
-    measured: Tensor = field(default_factory=lambda: torch.empty(0))  # [n] float32, surprise before a retraction, nats
+    measured: Tensor | None = None  # [n] float32 on the pool's device, surprise before a retraction, nats
     turn: Turn | None = None  # once the whole prompt has been observed
     action: ActionTrack | None = None  # for scorers that need keep scores
     pending: Pending | None = None

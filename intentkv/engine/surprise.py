@@ -1,4 +1,4 @@
-"""observe, for scorers that ask for it: how surprising each token was to the model when it came.
+"""observe, once a scorer has asked for it: how surprising each token was to the model when it came.
 
 One number a slot, so that it travels with KV that is shared, kept over turns, or filed in a namespace. Whoever computes a
 token writes its number, so that nothing of a slot's earlier owner is ever read. Once any request has asked, that is so for
@@ -120,8 +120,9 @@ class SurpriseObserver:
         self.by_slot[slots[within + 1].long()] = values[: len(within)]
         self._ahead[_indices([a.row for a in known], device)] = values[len(within) :]
         for a in self._asking:
-            again = a.state.measured[a.begin : a.end]
-            self.by_slot[slots[a.first : a.first + len(again)].long()] = again
+            if a.state.measured is not None:
+                again = a.state.measured[a.begin : a.end]
+                self.by_slot[slots[a.first : a.first + len(again)].long()] = again
 
     def keep(self, state: RequestState, slots: Tensor, row: int) -> None:
         """A request gives back its row unfinished: what is known of its tokens waits in its state.
@@ -132,7 +133,9 @@ class SurpriseObserver:
         known = self.by_slot[slots.long()]
         if state.predicted == len(slots):
             known = torch.cat((known, self._ahead[row : row + 1]))
-        state.measured = torch.cat((known, state.measured[len(known) :]))
+        if state.measured is not None:
+            known = torch.cat((known, state.measured[len(known) :]))
+        state.measured = known
 
     def _surprise(self, hidden: Tensor, targets: Tensor, head: Shard, scale: float) -> Tensor:
         """`[T]` float32. Every rank says what its part of the vocabulary comes to; one sum brings all of it together."""

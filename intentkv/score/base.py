@@ -76,9 +76,9 @@ class ScoreInput:
             be empty.
         segments: `[n]` int64 on the CPU, ascending: the sentence, line or record each candidate belongs to (see
             `intentkv.observe.segments`). Forced and dropped tokens have numbers too, so some may be missing.
-        surprise: `[n]` float32, -log p of each candidate under the model itself when it was computed, in nats. 0 where that
-            is not known: tokens that the model generated itself, the first of each chunk, and those of requests whose scorer
-            does not ask for it. None unless the scorer needs "surprise".
+        surprise: for scorers that need "surprise": `[n]` float32, -log p of each candidate under the model itself when it was
+            computed, in nats. 0 where that is not known: the first token behind a prefix found in the cache, and what was
+            computed by a request that opted out or before any scorer had asked.
         window: for scorers that need "window": the newest queries.
         attention: for scorers that need "attention": `[n]` float32, the attention that each candidate has received since it
             was computed, summed over layers, heads and queries.

@@ -23,7 +23,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from intentkv.apply.rows import merge
 from intentkv.config import Budget, Settings
 from intentkv.engine import runtime
-from intentkv.engine.observer import plan_forward
+from intentkv.engine.observer import computed, plan_forward
 from intentkv.engine.requests import apply_while_decoding, take_back_event
 from intentkv.engine.runtime import Runtime
 from intentkv.engine.state import RequestState
@@ -213,7 +213,7 @@ class SessionWorld(World):
             extend_prefix_lens_cpu=[start],
             extend_seq_lens_cpu=[end - start],
         )
-        plan = plan_forward(batch, {req.rid: state})
+        plan = plan_forward(batch, {req.rid: state}, computed(batch))
         assert plan is not None
         plan.feed(0, queries)
         self.runtime.look(state, row, end)

@@ -18,7 +18,6 @@ from intentkv.apply.live_view import LiveViews
 from intentkv.engine import observer, runtime
 from intentkv.engine.collected import AttentionTap, covariance_input, window_input
 from intentkv.engine.cpu_attention import CpuAttentionBackend
-from intentkv.engine.observer import plan_forward
 from intentkv.engine.state import RequestState
 from intentkv.kernels import chunks
 from intentkv.kernels.reference import attention_shares_reference
@@ -26,7 +25,7 @@ from intentkv.observe.attention_mass import AttentionMass
 from intentkv.observe.query_moments import QueryMoments
 from intentkv.observe.query_window import WINDOW_ROWS
 from intentkv.score.base import Need
-from tests.host.test_observer import batch, idle, state_with
+from tests.host.test_observer import batch, idle, planned, state_with
 from tests.kernels.host import DIM, H_Q, Host
 
 LAYERS = 2
@@ -39,7 +38,7 @@ def state(*needs: Need, query: tuple[int, int] = (90, 100), prompt: int = 100) -
 
 def feed(states: dict[str, RequestState], rows: Tensor, *requests: tuple[str, int, int], decode: bool = False) -> None:
     """One forward over `rows` `[tokens, H_q, D]`; layer l sees them times l + 1."""
-    plan = plan_forward(batch(*requests, mode=ForwardMode.DECODE if decode else ForwardMode.EXTEND), states)
+    plan = planned(batch(*requests, mode=ForwardMode.DECODE if decode else ForwardMode.EXTEND), states)
     assert plan is not None
     for layer in range(LAYERS):
         plan.feed(layer, rows * (layer + 1))
@@ -49,7 +48,7 @@ def feed(states: dict[str, RequestState], rows: Tensor, *requests: tuple[str, in
 def test_who_needs_nothing_is_fed_nothing(mode: ForwardMode) -> None:
     """Of two requests in a batch, only the one that asks is planned for."""
     plain, asks = state(), state("window")
-    plan = plan_forward(batch(("plain", 9, 1), ("asks", 20, 1), mode=mode), {"plain": plain, "asks": asks})
+    plan = planned(batch(("plain", 9, 1), ("asks", 20, 1), mode=mode), {"plain": plain, "asks": asks})
     assert plan is not None
     assert [(fed.sink, fed.start, fed.stop) for fed in plan.fed] == [(asks.window, 1, 2)]
     assert plain.window is None and plain.tap is None
@@ -132,7 +131,7 @@ def test_moments_do_not_depend_on_the_chunks(cuts: list[int]) -> None:
 
 def test_one_row_has_no_spread_and_a_glimpse_has_its_own() -> None:
     mine = state("query", "covariance")
-    plan = plan_forward(batch(("mine", 0, 40)), {"mine": mine})
+    plan = planned(batch(("mine", 0, 40)), {"mine": mine})
     assert plan is not None
     (watched,) = plan.watched
     assert isinstance(watched.into, QueryMoments) and watched.into is not mine.query

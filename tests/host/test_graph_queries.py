@@ -16,7 +16,7 @@ from intentkv.engine import live_backends, observer, runtime
 from intentkv.engine.graph_queries import DECODE_NEEDS, GraphQueries
 from intentkv.engine.scoring import Scoring
 from intentkv.score.base import Need
-from tests.host.test_observer import batch, idle, state_with
+from tests.host.test_observer import batch, idle, planned, state_with
 
 LAYERS = [SimpleNamespace(layer_id=n, tp_q_head_num=3, qk_head_dim=8) for n in range(2)]
 
@@ -146,7 +146,7 @@ def test_a_replayed_prefill_graph_is_observed_layer_by_layer(active: SimpleNames
     """Attention runs between the segments of a breakable graph, hooks and all, though SGLang calls that a capture too."""
     attention = backend("window")
     mine = state_with((0, 5), 5, "window")
-    active.running_plan = observer.plan_forward(batch(("mine", 0, 5)), {"mine": mine})
+    active.running_plan = planned(batch(("mine", 0, 5)), {"mine": mine})
     rows = torch.randn(5, 3 * 8)
     with enable_breakable_cuda_graph():
         for layer in LAYERS:

@@ -11,7 +11,7 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from intentkv.config import Budget
-from intentkv.engine.observer import plan_forward
+from intentkv.engine.observer import ForwardPlan, computed, plan_forward
 from intentkv.engine.state import RequestState, Turn
 from intentkv.observe.query_mean import QueryMean
 from intentkv.observe.session import SessionKey
@@ -54,10 +54,14 @@ def idle() -> dict[str, SimpleNamespace]:
     }
 
 
+def planned(made: SimpleNamespace, states: dict[str, RequestState]) -> ForwardPlan | None:
+    return plan_forward(made, states, computed(made))
+
+
 def test_rows_are_counted_over_the_whole_batch() -> None:
     """Other people's requests take rows too; the span is cut to what this forward computes."""
     mine = state_with((130, 160), 160, "query")
-    plan = plan_forward(batch(("other", 0, 10), ("mine", 100, 60), ("late", 7, 3)), {"mine": mine})
+    plan = planned(batch(("other", 0, 10), ("mine", 100, 60), ("late", 7, 3)), {"mine": mine})
     assert plan is not None
     (watched,) = plan.watched
     assert (watched.row, watched.end, watched.start, watched.stop) == (2, 160, 10 + 30, 10 + 60)
@@ -71,7 +75,7 @@ def test_the_tokens_before_an_event_stand_in_for_a_query_not_reached(
     """Those of the 64 positions before the event that a chunk computes, wherever the chunk ends."""
     mine = state_with((500, 520), 520, "query")
     mine.look, mine.glimpse_from = 300, 236
-    plan = plan_forward(batch(("mine", prefix, end - prefix)), {"mine": mine})
+    plan = planned(batch(("mine", prefix, end - prefix)), {"mine": mine})
     assert plan is not None
     (watched,) = plan.watched
     assert watched.into is mine.glimpse
@@ -82,7 +86,7 @@ def test_a_retracted_request_observes_nothing_twice() -> None:
     """It has seen its whole prompt before; what it computes again adds nothing to its mean."""
     mine = state_with((4, 9), 10, "query")
     mine.turn = Turn(torch.zeros(1), torch.zeros(1), None)
-    plan = plan_forward(batch(("mine", 0, 12)), {"mine": mine})
+    plan = planned(batch(("mine", 0, 12)), {"mine": mine})
     assert plan is not None
     plan.feed(0, torch.ones(12, 1, 4))
     assert not mine.query
@@ -90,11 +94,11 @@ def test_a_retracted_request_observes_nothing_twice() -> None:
 
 @pytest.mark.parametrize("mode", [ForwardMode.DECODE, ForwardMode.IDLE])
 def test_only_prefills_are_watched(mode: ForwardMode) -> None:
-    assert plan_forward(batch(("mine", 9, 1), mode=mode), {"mine": state_with((0, 9), 10)}) is None
+    assert planned(batch(("mine", 9, 1), mode=mode), {"mine": state_with((0, 9), 10)}) is None
 
 
 def test_nobody_of_ours() -> None:
-    assert plan_forward(batch(("other", 0, 10)), {}) is None
+    assert planned(batch(("other", 0, 10)), {}) is None
 
 
 @pytest.mark.parametrize("cuts", [[], [7], [3, 4, 11], [1, 2, 3, 4, 5]])
@@ -104,7 +108,7 @@ def test_the_mean_does_not_depend_on_the_chunks(cuts: list[int]) -> None:
     mine = state_with((0, 16), 16, "query")
     edges = [0, *cuts, 16]
     for start, stop in itertools.pairwise(edges):
-        plan = plan_forward(batch(("mine", start, stop - start)), {"mine": mine})
+        plan = planned(batch(("mine", start, stop - start)), {"mine": mine})
         assert plan is not None
         for layer in range(3):
             plan.feed(layer, rows[start:stop] * (layer + 1))

@@ -234,6 +234,16 @@ def scope_ignored(patch: Patch) -> None:
     patch.setattr(cache_module, "Record", lambda scope, *rest: record(Anywhere(scope), *rest))
 
 
+PARTS = [
+    part_of_a_page_pruned,
+    move_what_the_tree_owns,
+    free_before_copy,
+    row_not_told_of_a_move,
+    contents_left_behind,
+    packed_in_another_order_than_filed,
+    padding_filed_as_a_token,
+]
+
 FAULTS = [
     free_a_survivor,
     publish_past_a_hole,
@@ -244,13 +254,7 @@ FAULTS = [
     extend_a_shared_namespace,
     evict_inside_a_free_group,
     last_page_pruned,
-    part_of_a_page_pruned,
-    move_what_the_tree_owns,
-    free_before_copy,
-    row_not_told_of_a_move,
-    contents_left_behind,
-    packed_in_another_order_than_filed,
-    padding_filed_as_a_token,
+    *PARTS,
     what_went_another_way_is_read,
     promise_more_than_eviction_delivers,
     lock_the_namespace_only,
@@ -263,17 +267,6 @@ FAULTS = [
     view_outlives_the_row,
     records_survive_a_flush,
     scope_ignored,
-]
-
-
-PARTS = [
-    part_of_a_page_pruned,
-    move_what_the_tree_owns,
-    free_before_copy,
-    row_not_told_of_a_move,
-    contents_left_behind,
-    packed_in_another_order_than_filed,
-    padding_filed_as_a_token,
 ]
 
 

@@ -13,7 +13,7 @@ from sglang.srt.model_executor.model_runner import ModelRunnerOutput
 from intentkv.engine import observer, requests, runtime
 from intentkv.engine.sampling import SamplingObservers
 from intentkv.engine.state import RequestState
-from intentkv.engine.surprise import SurpriseObserver, lm_head_problem
+from intentkv.engine.surprise import Shard, SurpriseObserver, lm_head_problem
 from intentkv.kernels.surprise import token_surprise
 from tests.host.test_observer import batch, idle, state_with
 
@@ -153,6 +153,36 @@ def test_after_a_retraction_the_same_is_known(found: int, launched: int, monkeyp
     torch.testing.assert_close(
         server.surprise_of("mine", 46, 47), server.expected("mine", 47)[45:], rtol=1e-5, atol=1e-5
     )
+
+
+def test_everything_stays_on_the_device_of_the_pool() -> None:
+    """Prefill, sample, decode, retraction and prefill again on a device that takes no tensor of another, as a GPU does."""
+    device = torch.device("meta")
+    surprise = SurpriseObserver(S, ROWS, device)
+    state, head = asking(40), Shard(torch.zeros(V, E, device=device), 0)
+
+    def forward(begin: int, end: int, mode: ForwardMode) -> torch.Tensor:
+        made = batch(("mine", begin, end - begin), mode=mode)
+        made.intentkv_rows, made.out_cache_loc = (
+            torch.tensor([1]),
+            torch.zeros(end - begin, dtype=torch.int32, device=device),
+        )
+        surprise.begin(made, {"mine": state}, observer.computed(made))
+        if mode == ForwardMode.EXTEND:
+            tokens = torch.zeros(end - begin, dtype=torch.int64, device=device)
+            surprise.observe(torch.zeros(end - begin, E, device=device), tokens, made.out_cache_loc, head, 1.0)
+        sampled = surprise.before_grammar(torch.zeros(1, V, device=device), None)
+        surprise.after_sample(sampled, torch.zeros(1, dtype=torch.int32, device=device))
+        return made.out_cache_loc
+
+    forward(0, 40, ForwardMode.EXTEND)
+    forward(40, 41, ForwardMode.DECODE)
+    for goal in (42, 43):
+        surprise.keep(state, torch.zeros(goal - 1, dtype=torch.int32, device=device), 1)
+        requests.take_back_event(None, SimpleNamespace(intentkv=state))
+        state.goal = goal
+        forward(16, goal, ForwardMode.EXTEND)
+    assert state.measured is not None and state.measured.device == device and len(state.measured) == 43
 
 
 @pytest.mark.parametrize(

@@ -163,14 +163,12 @@ def test_the_end_of_a_very_long_query_span_is_what_is_attended_to(monkeypatch: p
 
 
 @pytest.mark.parametrize(("n", "q"), [(16384, 200), (2048, 12000)], ids=["long history", "long query span"])
+@pytest.mark.usefixtures("one_thread")
 def test_the_workspace_stays_below_32_mib_whatever_the_length(n: int, q: int) -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     x, _ = make_input(n, q, layers=1, kv_heads=8, group=1, dim=128, dtype=torch.bfloat16)
     scorer = IntentHeadScorer(trained(128))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         scores = scorer.score(x)
-    torch.set_num_threads(threads)
     events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
     held = peak = 0
     for event in sorted(events, key=lambda e: e.start_ns()):

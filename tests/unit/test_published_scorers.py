@@ -1,7 +1,6 @@
 """The published baselines against obvious loops over their formulas, in float64."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,13 +18,7 @@ from intentkv.score.snapkv import SnapKVScorer
 LAYERS, KV_HEADS, DIM = 2, 2, 16
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The tensors are small: threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @dataclass

@@ -1,7 +1,6 @@
 """The rule score against an obvious loop in float64."""
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,14 +10,7 @@ from intentkv.kernels.reference import rule_score_reference
 from intentkv.score.base import ScoreInput
 from intentkv.score.rule import RuleScorer
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The tensors are small: threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def make_input(

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,7 @@ IDENTITY = ModelIdentity("toy", "a" * 64, head_dim=8, layers=1, heads=2, kv_head
 SETTINGS = TrainSettings(epochs=4, batch=4, learning_rate=3e-3)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def write_features(folder: Path, *, spoiled: bool = False) -> FeatureSet:
