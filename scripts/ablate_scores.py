@@ -24,8 +24,9 @@ from intentkv.evals.model import model_path
 from intentkv.evals.offline import Replay, Replayer, facts_kept
 from intentkv.evals.plan import add_session_arguments, planned_sessions
 from intentkv.evals.provenance import provenance
+from intentkv.observe.segments import LONGEST
 from intentkv.score.base import Need, ScoreInput, Scorer
-from intentkv.score.intent import TOP, IntentScorer, segment_worth
+from intentkv.score.intent import LENGTH, TOP, UNGUESSED, IntentScorer, largest_in_segments, word_surprise
 from intentkv.score.registry import make_scorer
 from intentkv.score.rule import RuleScorer
 
@@ -45,9 +46,26 @@ class Row:
     needs: frozenset[Need] = frozenset()
 
 
-def sentences(x: ScoreInput) -> torch.Tensor:
-    assert x.surprise is not None
-    return segment_worth(x.surprise, x.segments, TOP)
+def by_words(length: float = LENGTH, most: float = UNGUESSED) -> Callable[[ScoreInput], torch.Tensor]:
+    """`intent` without the dialogue; `length`: the power that a segment's length is taken to; `most`: nats that a word counts for."""
+
+    def score(x: ScoreInput) -> torch.Tensor:
+        assert x.surprise is not None and x.words is not None
+        sums, lengths = largest_in_segments(word_surprise(x.surprise, x.words, most), x.segments, TOP)
+        return sums / lengths**length
+
+    return score
+
+
+def by_tokens(top: int, length: float) -> Callable[[ScoreInput], torch.Tensor]:
+    """The surprise of single tokens, the `top` largest of a segment, over its length to the `length`."""
+
+    def score(x: ScoreInput) -> torch.Tensor:
+        assert x.surprise is not None
+        sums, lengths = largest_in_segments(x.surprise, x.segments, top)
+        return sums / lengths**length
+
+    return score
 
 
 def surprise_by_token(x: ScoreInput) -> torch.Tensor:
@@ -55,16 +73,9 @@ def surprise_by_token(x: ScoreInput) -> torch.Tensor:
     return x.surprise
 
 
-def best_sum(x: ScoreInput) -> torch.Tensor:
-    """A segment's six largest surprises, not divided by its length."""
-    assert x.surprise is not None
-    _, lengths = np.unique(x.segments.numpy(), return_counts=True)
-    return segment_worth(x.surprise, x.segments, 6) * torch.from_numpy(np.repeat(lengths, lengths))
-
-
 def short_first(x: ScoreInput) -> torch.Tensor:
     """Short sentences first: what the length alone tells."""
-    return segment_worth(torch.ones(len(x.slots)), x.segments, 1)
+    return 1 / largest_in_segments(torch.ones(len(x.slots)), x.segments, 1)[1]
 
 
 def asked_first(replay: Replay) -> Callable[[ScoreInput], torch.Tensor]:
@@ -81,9 +92,9 @@ def times_rank(rule: RuleScorer, weight: float) -> Callable[[ScoreInput], torch.
     """`intent without the dialogue`, times 1 + weight * rank of the memory's score averaged over the segment."""
 
     def score(x: ScoreInput) -> torch.Tensor:
-        by_segment = segment_worth(rule.score(x), x.segments, 64)
-        ranks = by_segment.argsort(stable=True).argsort(stable=True) / max(1, len(x.slots))
-        return sentences(x) * (1 + weight * ranks)
+        sums, lengths = largest_in_segments(rule.score(x), x.segments, LONGEST)
+        ranks = (sums / lengths).argsort(stable=True).argsort(stable=True) / max(1, len(x.slots))
+        return by_words()(x) * (1 + weight * ranks)
 
     return score
 
@@ -94,12 +105,16 @@ def rows(head: str | None) -> dict[str, Row]:
     named = ("streaming", "random", "random-sentence", "keydiff", "snapkv")
     table = {
         "intent": Row(IntentScorer().score),
-        "intent without the dialogue": Row(sentences),
+        "intent without the dialogue": Row(by_words()),
+        "... words without a limit": Row(by_words(most=torch.inf)),
+        "... by the segment": Row(by_words(length=0)),
+        "... by the token": Row(by_words(length=1)),
+        "... x memory (0.3)": Row(times_rank(rule, 0.3)),
+        "... x memory (1.0)": Row(times_rank(rule, 1.0)),
+        "sum of 4 tokens, by the token": Row(by_tokens(4, 1)),
+        "sum of 6 tokens, by the segment": Row(by_tokens(6, 0)),
         "surprise by token": Row(surprise_by_token),
-        "surprise, sum of 6": Row(best_sum),
         "short sentences first": Row(short_first),
-        "sentences x memory (0.3)": Row(times_rank(rule, 0.3)),
-        "sentences x memory (1.0)": Row(times_rank(rule, 1.0)),
         "intent-rule: memory, T = 1": Row(rule.score),
         "intent-rescaled: memory, T rescaled": Row(rescaled.score),
         **{f"memory, T = {t}": Row(scorer.score) for t, scorer in fixed.items()},

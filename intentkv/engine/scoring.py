@@ -24,7 +24,7 @@ from intentkv.engine.surprise import SurpriseObserver, lm_head_problem
 from intentkv.keep.dialogue import newest_that_fit, room
 from intentkv.keep.select import candidates
 from intentkv.observe.attention_mass import AttentionMass
-from intentkv.observe.segments import segment_numbers
+from intentkv.observe.segments import segment_numbers, word_numbers
 from intentkv.observe.spans import query_positions
 from intentkv.score.base import Need, ScoreInput, Scorer
 from intentkv.score.memory import QueryMemory
@@ -116,6 +116,9 @@ class Scoring:
         positions = torch.from_numpy(candidates(forced, state.holes))
         slots = self._rows[row, positions.to(self._rows.device)].long()
         asked = torch.from_numpy(query_positions(state.spans, length, state.holes))
+        ids = _read(state, length)
+        segments = segment_numbers(ids, self._marks)
+        words = word_numbers(ids, segments, self._marks) if "words" in state.needs else None
         scores = self._scorer(state.scorer).score(
             ScoreInput(
                 layer_keys=self._pool.get_key_buffer,
@@ -125,7 +128,7 @@ class Scoring:
                 query=turn.query,
                 seed=zlib.crc32(state.session.encode()),
                 num_layers=self._layers,
-                segments=torch.from_numpy(self._segments(state, length))[positions],
+                segments=torch.from_numpy(segments)[positions],
                 surprise=None if self.surprise is None else self.surprise.by_slot[slots],
                 window=window_input(state, self._rows[row], length, self._scale),
                 attention=None if state.tap is None else state.tap.received(slots),
@@ -134,6 +137,7 @@ class Scoring:
                 keep_scores=None if state.action is None else torch.from_numpy(state.action.keep.at(positions.numpy())),
                 query_slots=self._rows[row, asked.to(self._rows.device)].long(),
                 dialogue=self._dialogue(state, forced, positions) if "dialogue" in state.needs else None,
+                words=None if words is None else torch.from_numpy(words)[positions],
                 ranks=self._ranks,
             )
         )
@@ -144,15 +148,16 @@ class Scoring:
         tokens = room(state.budget.tokens(history), history)
         return torch.from_numpy(newest_that_fit(state.spans.said, positions.numpy(), tokens))
 
-    def _segments(self, state: RequestState, length: int) -> np.ndarray:
-        """Segment numbers of the first `length` positions, `[length]` int64. What was generated is not read back for this: it
-        counts as plain text until it comes back in the next turn's prompt."""
-        ids = np.full(length, -1, np.int64)
-        known = state.prompt[:length]
-        ids[: len(known)] = known
-        return segment_numbers(ids, self._marks)
-
     def _scorer(self, name: str) -> Scorer:
         if name not in self._scorers:
             self._scorers[name] = make_scorer(name, self._settings)
         return self._scorers[name]
+
+
+def _read(state: RequestState, length: int) -> np.ndarray:
+    """The tokens of the first `length` positions, `[length]` int64. What was generated is not read back for this: -1, until it comes
+    back in the next turn's prompt."""
+    ids = np.full(length, -1, np.int64)
+    known = state.prompt[:length]
+    ids[: len(known)] = known
+    return ids

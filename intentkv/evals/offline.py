@@ -27,7 +27,7 @@ from intentkv.keep.select import candidates, choose_drop
 from intentkv.kernels.surprise import token_surprise
 from intentkv.observe.messages import MessageFormat
 from intentkv.observe.query_window import WINDOW_ROWS
-from intentkv.observe.segments import TokenMarks, segment_numbers
+from intentkv.observe.segments import TokenMarks, segment_numbers, word_numbers
 from intentkv.observe.spans import Spans, find_spans, query_positions
 from intentkv.score.base import ScoreInput, Scorer, Window
 from intentkv.score.memory import QueryMemory
@@ -61,12 +61,13 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Replay:
-    """A session after its one forward. `segments` `[N]` int64, `surprise` `[N]` float32."""
+    """A session after its one forward. `segments`, `words` `[N]` int64, `surprise` `[N]` float32."""
 
     name: str
     prompts: list[Prompt]
     captured: _Windows
     segments: NDArray[np.int64]
+    words: NDArray[np.int64]
     surprise: Tensor
 
     @property
@@ -113,7 +114,7 @@ class Replayer:
             Prompt(length, spans, _stated_in(texts[: spans.query[0]], expected, segments))
             for length, spans, expected in prompts
         ]
-        return Replay(session.name, stated, captured, segments, surprise)
+        return Replay(session.name, stated, captured, segments, word_numbers(ids, segments, self._marks), surprise)
 
     def _tokens(self, messages: list[dict[str, str]]) -> NDArray[np.int64]:
         ids = self._tokenizer.apply_chat_template(
@@ -183,4 +184,5 @@ def score_input(
         window=Window(rows, prompt.length - rows.shape[1], live, live, keys[0].shape[-1] ** -0.5),
         query_slots=torch.from_numpy(asked),
         dialogue=torch.from_numpy(newest_that_fit(prompt.spans.said, positions, room(budget, history))),
+        words=torch.from_numpy(replay.words[positions]),
     )

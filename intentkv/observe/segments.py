@@ -1,9 +1,10 @@
-"""Segments: the sentences, lines and JSON records of a context, found from its tokens alone.
+"""Segments: the sentences, lines and JSON records of a context, and their words, found from its tokens alone.
 
 Half a fact is worth nothing, so what stays and what goes is better decided by the segment than by the token. The tokenizer is
 asked once, for a few flags of every token; after that a context costs a handful of array operations.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ _STOPS = (".", "!", "?", ";", "。", "！", "？", "；")
 _CLOSERS = "\"'`)]}”’»"  # a stop may stand before them
 _RECORD_ENDS = ("},", "],")
 _RECORD_STARTS = ("{", "[")
+_BETWEEN_WORDS = tuple(",;:'\"()[]{}<>|=")  # of JSON, CSV and calls that are written without spaces
+_UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff]")  # Thai to Chinese: a token is a word
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class TokenMarks:
         records: `[V]` bool, a segment ends with this token if a new record follows: it ends in `},` or `],`.
         spaced: `[V]` bool, begins with white space, or is a special token.
         opens: `[V]` bool, begins with an opening brace or bracket, white space aside.
+        words: `[V]` bool, a word begins with this token: it begins with white space, with punctuation that stands between
+            words, or with a letter of a script without spaces, or is a special token.
     """
 
     breaks: NDArray[np.bool_]
@@ -35,12 +40,13 @@ class TokenMarks:
     records: NDArray[np.bool_]
     spaced: NDArray[np.bool_]
     opens: NDArray[np.bool_]
+    words: NDArray[np.bool_]
 
     @classmethod
     def from_texts(cls, texts: Iterable[str], special: Iterable[int] = ()) -> "TokenMarks":
         """Marks from the text of every token, in order of their ids, and the ids of the special ones."""
-        table = np.array([_marks(text) for text in texts], dtype=np.bool_).reshape(-1, 5)
-        table[list(special)] = (True, False, False, True, False)
+        table = np.array([_marks(text) for text in texts], dtype=np.bool_).reshape(-1, 6)
+        table[list(special)] = (True, False, False, True, False, True)
         return cls(*np.ascontiguousarray(table.T))
 
     @classmethod
@@ -63,15 +69,9 @@ def segment_numbers(ids: NDArray[np.int64], marks: TokenMarks) -> NDArray[np.int
     """
     if not len(ids):
         return np.empty(0, np.int64)
-    known = np.where((ids >= 0) & (ids < len(marks.breaks)), ids, -1)
-
-    def has(flag: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        marked: NDArray[np.bool_] = flag[known] & (known >= 0)
-        return marked
-
-    follows = np.zeros(len(ids), np.bool_)
-    follows[:-1] = (has(marks.stops)[:-1] & has(marks.spaced)[1:]) | (has(marks.records)[:-1] & has(marks.opens)[1:])
-    ends = has(marks.breaks) | follows
+    ends = _flagged(ids, marks.breaks)
+    ends[:-1] |= _flagged(ids, marks.stops)[:-1] & _flagged(ids, marks.spaced)[1:]
+    ends[:-1] |= _flagged(ids, marks.records)[:-1] & _flagged(ids, marks.opens)[1:]
     starts = np.concatenate(([0], np.flatnonzero(ends[:-1]) + 1))
     begins = np.zeros(len(ids), np.bool_)
     begins[starts] = True
@@ -80,7 +80,28 @@ def segment_numbers(ids: NDArray[np.int64], marks: TokenMarks) -> NDArray[np.int
     return np.cumsum(begins) - 1
 
 
-def _marks(text: str) -> tuple[bool, bool, bool, bool, bool]:
+def word_numbers(ids: NDArray[np.int64], numbers: NDArray[np.int64], marks: TokenMarks) -> NDArray[np.int64]:
+    """The number of each token's word, `[n]` int64, from 0 and ascending. A number, a path or a hash is one word, however many
+    tokens it takes; a word ends with its segment.
+
+    Args:
+        ids: `[n]` tokens of a context. Each id outside the vocabulary is a word.
+        numbers: `[n]` of the same, from `segment_numbers`. marks: of the same tokenizer.
+    """
+    begins = _flagged(ids, marks.words) | (ids < 0) | (ids >= len(marks.words))
+    begins[1:] |= np.diff(numbers) > 0
+    words: NDArray[np.int64] = np.cumsum(begins)
+    return words - words[:1]
+
+
+def _flagged(ids: NDArray[np.int64], flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """The flag of each token, `[n]` bool; False for ids outside the vocabulary."""
+    known = (ids >= 0) & (ids < len(flags))
+    flagged: NDArray[np.bool_] = flags[np.where(known, ids, 0)] & known
+    return flagged
+
+
+def _marks(text: str) -> tuple[bool, bool, bool, bool, bool, bool]:
     bare = text.rstrip().rstrip(_CLOSERS)
     return (
         "\n" in text,
@@ -88,4 +109,5 @@ def _marks(text: str) -> tuple[bool, bool, bool, bool, bool]:
         text.rstrip().endswith(_RECORD_ENDS),
         text[:1].isspace(),
         text.lstrip().startswith(_RECORD_STARTS),
+        text[:1].isspace() or text.startswith(_BETWEEN_WORDS) or _UNSPACED.match(text) is not None,
     )

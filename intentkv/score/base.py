@@ -9,7 +9,7 @@ from torch import Tensor
 
 from intentkv.score.ranks import ALONE, Ranks
 
-Need = Literal["query", "surprise", "window", "attention", "covariance", "values", "keep_scores", "dialogue"]
+Need = Literal["query", "surprise", "window", "attention", "covariance", "values", "keep_scores", "dialogue", "words"]
 """What the engine collects only for requests whose scorer declares it; each is a field of `ScoreInput`."""
 
 OF_QUERIES: frozenset[Need] = frozenset({"query", "covariance", "window", "attention", "keep_scores"})
@@ -87,6 +87,8 @@ class ScoreInput:
         keep_scores: for scorers that need "keep_scores": `[n]` float32 on the CPU, LRFU keep scores of the session's actions.
         dialogue: for scorers that need "dialogue": `[n]` bool on the CPU, candidates in the newest messages of user and
             assistant, as many as `intentkv.keep.dialogue` finds room for.
+        words: for scorers that need "words": `[n]` int64 on the CPU, ascending: the word each candidate belongs to; a word is in
+            one segment.
         ranks: those that have the other heads.
     """
 
@@ -106,6 +108,7 @@ class ScoreInput:
     layer_values: Callable[[int], Tensor] | None = None
     keep_scores: Tensor | None = None
     dialogue: Tensor | None = None
+    words: Tensor | None = None
     ranks: Ranks = ALONE
 
 

@@ -44,6 +44,7 @@ def positions_only(positions: torch.Tensor, seed: int = 0) -> ScoreInput:
         layer_values=lambda layer: torch.randn(64, 1, 4),
         keep_scores=torch.rand(positions.shape),
         dialogue=positions % 9 == 0,
+        words=positions // 2,
     )
 
 
@@ -73,6 +74,7 @@ def test_a_scorer_says_what_it_was_not_given(name: str, tmp_path: Path) -> None:
         "query": ("query", "memory"),
         "surprise": ("surprise",),
         "dialogue": ("dialogue",),
+        "words": ("words",),
         "window": ("window",),
         "attention": ("attention",),
         "covariance": ("covariance",),

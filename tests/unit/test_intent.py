@@ -12,52 +12,78 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from intentkv.keep.dialogue import newest_that_fit, room
-from intentkv.score.intent import TOP, IntentScorer, segment_worth
+from intentkv.score.intent import LENGTH, TOP, UNGUESSED, IntentScorer, largest_in_segments, word_surprise
 from tests.unit.test_baselines import positions_only
 
 
-def loop(values: torch.Tensor, segments: torch.Tensor, top: int) -> list[float]:
-    """One token at a time, in float64."""
+def loop(surprise: list[float], words: list[int], segments: list[int], top: int, most: float) -> list[float]:
+    """For each token what the words of its segment come to, one word at a time, in float64."""
     sums = []
-    for segment in segments.tolist():
-        mine = sorted((float(v) for v, s in zip(values, segments, strict=True) if int(s) == segment), reverse=True)
-        sums.append(sum(mine[:top]) / len(mine))
+    for segment in segments:
+        totals: dict[int, float] = {}
+        for value, word, of in zip(surprise, words, segments, strict=True):
+            if of == segment:
+                totals[word] = totals.get(word, 0.0) + value
+        sums.append(sum(sorted((min(total, most) for total in totals.values()), reverse=True)[:top]))
     return sums
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 3), st.floats(0, 20, width=32)), max_size=40),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.floats(0, 20, width=32)), max_size=40),
     st.integers(1, 8),
+    st.sampled_from([3.0, UNGUESSED, math.inf]),
 )
-def test_the_worth_of_segments_equals_the_loop(steps: list[tuple[int, float]], top: int) -> None:
-    """Segments of any length, with gaps in their numbers; values with ties."""
-    segments = torch.tensor([step for step, _ in steps], dtype=torch.int64).cumsum(0)
-    values = torch.tensor([value for _, value in steps], dtype=torch.float32)
-    worth = segment_worth(values, segments, top)
-    expected = torch.tensor(loop(values, segments, top), dtype=torch.float64)
-    torch.testing.assert_close(worth, expected.float())  # up to 8 additions and a division in float32
+def test_words_and_segments_equal_the_loop(steps: list[tuple[int, int, float]], top: int, most: float) -> None:
+    """Words and segments of any length, with gaps in their numbers; values with ties."""
+    segments = torch.tensor([step for step, _, _ in steps], dtype=torch.int64).cumsum(0)
+    words = torch.tensor([max(step, of) for step, of, _ in steps], dtype=torch.int64).cumsum(0)
+    surprise = torch.tensor([value for _, _, value in steps], dtype=torch.float32)
+    sums, lengths = largest_in_segments(word_surprise(surprise, words, most), segments, top)
+    expected = loop(surprise.tolist(), words.tolist(), segments.tolist(), top, most)
+    torch.testing.assert_close(sums, torch.tensor(expected, dtype=torch.float32))  # up to 40 additions in float32
+    assert lengths.tolist() == [segments.tolist().count(segment) for segment in segments.tolist()]
+
+
+def score(surprise: list[float], words: list[int], segments: list[int], said: list[bool] | None = None) -> list[float]:
+    """What `intent` gives each token of a context without any dialogue, or with it where `said`."""
+    x = dataclasses.replace(
+        positions_only(torch.arange(len(surprise))),
+        surprise=torch.tensor(surprise),
+        words=torch.tensor(words),
+        segments=torch.tensor(segments),
+        dialogue=torch.tensor(said or [False] * len(surprise)),
+    )
+    return IntentScorer().score(x).tolist()
 
 
 def test_a_fact_beats_filler_whole() -> None:
-    """A short sentence with one long number outlives a long one of mildly surprising words, and stays whole."""
-    surprise = torch.tensor([0.1, 0.2, 9.0, 8.0, 0.1] + [1.2] * 20)
-    segments = torch.tensor([3] * 5 + [7] * 20)
-    x = dataclasses.replace(positions_only(torch.arange(25)), surprise=surprise, segments=segments)
-    x = dataclasses.replace(x, dialogue=torch.zeros(25, dtype=torch.bool))
-    scores = IntentScorer().score(x)
-    assert scores[:5].unique().numel() == 1 and scores[5:].unique().numel() == 1
-    assert scores[0] == pytest.approx(17.3 / 5) and scores[5] == pytest.approx(1.2 * TOP / 20)
+    """A short sentence with a number outlives a long one of mildly surprising words, and stays whole."""
+    fact, filler = [3.0, 0.2, 2.4, 2.3, 2.2, 2.4, 0.1], [2.0] * 20
+    words, segments = [0, 1, 2, 2, 2, 2, 3, *range(4, 24)], [3] * 7 + [7] * 20
+    scores = score(fact + filler, words, segments)
+    assert len(set(scores[:7])) == 1 and len(set(scores[7:])) == 1
+    assert scores[0] == pytest.approx((3.0 + 0.2 + UNGUESSED + 0.1) / 7**LENGTH)
+    assert scores[7] == pytest.approx(2.0 * TOP / 20**LENGTH) and scores[0] > scores[7]
+
+
+def test_a_hash_is_one_word() -> None:
+    """However many nats it has, it is worth no more than a number, and costs more."""
+    scores = score([3.0, 9.2] + [4.0] * 40, [0, 1] + [2] * 40, [0, 0] + [1] * 40)
+    assert scores[-1] == pytest.approx(UNGUESSED / 40**LENGTH) and scores[0] > scores[-1]
 
 
 def test_the_dialogue_comes_first() -> None:
-    surprise, said = torch.tensor([9.0, 9.0, 0.1, 0.1, 9.0]), torch.tensor([False, False, True, True, False])
-    x = dataclasses.replace(positions_only(torch.arange(5)), surprise=surprise, segments=torch.arange(5), dialogue=said)
-    assert IntentScorer().score(x).tolist() == [9.0, 9.0, math.inf, math.inf, 9.0]
+    scores = score([4.0, 4.0, 0.1, 0.1, 4.0], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [False, False, True, True, False])
+    assert scores == [4.0, 4.0, math.inf, math.inf, 4.0]
 
 
-@pytest.mark.parametrize("need", ["surprise", "dialogue"])
+@pytest.mark.parametrize("need", ["surprise", "dialogue", "words"])
 def test_without_observation_it_says_so(need: str) -> None:
-    given = {"surprise": torch.zeros(4), "dialogue": torch.zeros(4, dtype=torch.bool)}
+    given = {
+        "surprise": torch.zeros(4),
+        "dialogue": torch.zeros(4, dtype=torch.bool),
+        "words": torch.arange(4),
+    }
     x = dataclasses.replace(positions_only(torch.arange(4)), **{**given, need: None})
     with pytest.raises(ValueError, match=f"intent: expected '{need}' in its input"):
         IntentScorer().score(x)

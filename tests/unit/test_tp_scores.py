@@ -89,6 +89,7 @@ def whole() -> ScoreInput:
         attention=torch.rand(n, generator=generator),
         keep_scores=torch.rand(n, generator=generator),
         dialogue=torch.rand(n, generator=generator) < 0.1,
+        words=torch.arange(n) // 2,
     )
 
 
