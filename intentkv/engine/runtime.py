@@ -221,8 +221,9 @@ class Runtime:
         return start if start - GLIMPSE_TOKENS <= found < start + behind else found
 
     def _resumes(self, state: RequestState, holes: np.ndarray) -> bool:
-        """Whether a retracted request goes on as if nothing had been. If holes were evicted meanwhile, it decides anew."""
-        return state.turn is not None and len(holes) >= len(state.holes)
+        """Whether a retracted request goes on as if nothing had been. If holes were evicted meanwhile, or a parallel call of the
+        session has dropped more, what it had chosen is out of date and it decides anew."""
+        return state.turn is not None and np.array_equal(holes, state.holes)
 
     def _look_after(self, state: RequestState, length: int, holes: np.ndarray) -> None:
         """Set when the request is looked at next, after `length` tokens, with `holes`."""

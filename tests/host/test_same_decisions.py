@@ -78,3 +78,30 @@ def test_same_decisions_however_it_is_scheduled(page_size: int, scorer: str) -> 
                 assert now[0] == before[0], f"seed {seed}: {name} answers differently in turn {turn}"
         retractions += world.retractions
     assert retractions > 50
+
+
+@pytest.mark.parametrize("layout", ["reclaim", "mask"])
+def test_a_choice_is_out_of_date_once_a_parallel_call_has_dropped_more(layout: str) -> None:
+    """A request is retracted with an event that waits for the end of its page; what it chose is dropped by another meanwhile."""
+    world = make_world("keydiff", 16, layout, None)
+    text = words("system", 30) + words("history", 150)
+    first = world.serve(world.ask("anna", text, words("first", 20), new=3))
+    text += words("first", 20) + list(first.output_ids)
+    waits = world.ask("anna", text, words("second", 60), new=60)
+    assert world.admit(waits)
+    while waits in world.prefilling:
+        world.next_chunk(waits)
+    while waits.intentkv.pending is None:
+        world.decode([waits])
+    chosen = waits.intentkv.pending.drop
+    world.retract(waits)
+    text += words("second", 60) + list(waits.output_ids)[:5]
+    world.serve(world.ask("anna", text, words("parallel", 200), new=3))
+    assert world.admit(waits)
+    found = waits.intentkv.holes
+    assert np.isin(chosen, found).all() and waits.intentkv.pending is None
+    before = waits.intentkv.dropped
+    world.serve(waits)
+    assert waits.intentkv.dropped - before == len(waits.intentkv.holes) - len(found)
+    drain(world)
+    assert world.cache.audit() == []
