@@ -6,8 +6,8 @@ from torch import Tensor
 from intentkv.score.base import Need, ScoreInput, missing
 
 TOP = 5  # words of a segment that count: a fact has a few surprising words, a long sentence many that are a little so
-UNGUESSED = 4.0  # nats; a word beyond that could not be guessed, and a hash of 40 tokens no less than a number of four
-LENGTH = 0.2  # at 1, worth by the token, long facts are worth nothing; at 0, worth by the segment, short ones are not
+UNGUESSED = 6.0  # nats; a word beyond that could not be guessed, and a hash of 40 tokens no less than a number of four
+LENGTH = 0.4  # at 1, worth by the token, long facts are worth nothing; at 0, worth by the segment, short ones are not
 
 
 class IntentScorer:
