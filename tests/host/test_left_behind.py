@@ -38,7 +38,7 @@ def ask(world: SessionWorld, session: str, history: list[int], message: list[int
 
 
 def live_through(world: SessionWorld, sessions: range) -> int:
-    """Sessions of every kind, one after the other: fixed budgets and `auto`, forks, aborts, requests that opted out. Returns the
+    """Sessions of every kind, one after the other: fixed budgets and `auto`, forks, aborts. Returns the
     positions dropped."""
     dropped = 0
     system = words("system", 20)
