@@ -1,6 +1,7 @@
 """Mixed agents on a real server for half an hour: memory, counters and throughput must stay what they were.
 
-python scripts/soak.py --minutes 30    # `make soak`; writes docs/results/soak.json
+python scripts/soak.py --minutes 30                             # `make soak`; writes docs/results/soak.json
+python scripts/soak.py --minutes 5 --only-memory --stock        # the memory of SGLang alone with the same agents
 
 Some agents drop by different scorers and budgets, one opted out. Every agent plays one new session after the other.
 """
@@ -11,13 +12,15 @@ import argparse
 import dataclasses
 import itertools
 import json
+import os
 import random
 import signal
+import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import openai
 import psutil
@@ -47,9 +50,13 @@ AGENTS: list[dict[str, Any]] = [
     {"intentkv_scorer": "streaming", "intentkv_budget": 128},
     {"intentkv_enabled": False},
 ]
-FLAGS = ["--enable-intentkv", "--intentkv-trigger", "64", "--intentkv-max-sessions", str(MAX_SESSIONS)]
-FLAGS += ["--enable-metrics", "--max-total-tokens", "12288", "--chunked-prefill-size", "512"]
-FLAGS += ["--max-running-requests", str(len(AGENTS))]
+STOCK_FLAGS = ["--enable-metrics", "--max-total-tokens", "12288", "--chunked-prefill-size", "512"]
+STOCK_FLAGS += ["--max-running-requests", str(len(AGENTS))]
+FLAGS = ["--enable-intentkv", "--intentkv-trigger", "64", "--intentkv-max-sessions", str(MAX_SESSIONS), *STOCK_FLAGS]
+# On a CPU with bf16 instructions PyTorch and oneDNN keep what they have prepared for a matrix product of one shape, 1024 shapes each
+# by default. Every new number of tokens in a forward is four of them, 0.6 MB each, so any SGLang server grows until these caches
+# are full, and then a little more as entries of other sizes take their place. A leak would hide in it. With one entry each it does not grow.
+NO_CACHES: Final = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "1", "LRU_CACHE_CAPACITY": "1"}
 
 console = Console(stderr=True)
 
@@ -99,14 +106,22 @@ class Load:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0, help="how long the agents play (default: 30)")
+    parser.add_argument("--only-memory", action="store_true", help="print the memory; judge nothing and write nothing")
+    parser.add_argument("--stock", action="store_true", help="SGLang without intentkv, with --only-memory")
     arguments = parser.parse_args()
     seconds = 60 * arguments.minutes
-    if seconds < 2 * WINDOW:
+    if arguments.stock and not arguments.only_memory:
+        parser.error("--stock: expected --only-memory beside it, since the verdict is about intentkv")
+    if not arguments.only_memory and seconds < 2 * WINDOW:
         parser.error(f"--minutes: expected at least {2 * WINDOW / 60:.0f}, got {arguments.minutes:g}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stopped by `kill` as by Ctrl-C: the server stops first
+    environment = {name: os.environ.get(name, one) for name, one in NO_CACHES.items()}
+    settings = [f"{name}={value}" for name, value in environment.items()]
+    flags = STOCK_FLAGS if arguments.stock else FLAGS
+    launcher = ("env", *settings, sys.executable, "-m", "sglang.launch_server")
     with (
         tempfile.TemporaryDirectory() as folder,
-        running_server(model_path(), FLAGS, Path(folder) / "server.log") as server,
+        running_server(model_path(), flags, Path(folder) / "server.log", launcher=launcher) as server,
     ):
         load, samples = Load(server.url), []
         try:
@@ -115,6 +130,11 @@ def main() -> int:
                 samples.append(look(load, server.url, server.pid))
         finally:
             load.stop()
+        show_memory(samples)
+        if arguments.only_memory:
+            line = f"{len(load.turns)} turns; not answered: {load.errors or 'none'}; {' '.join(settings)}"
+            console.print(line, markup=False, soft_wrap=True)
+            return 1 if load.errors else 0
         at_rest = counters_at_rest(server.url)
         _, faults = examine_server(server.url)
     told = soak.figures(samples, load.turns, seconds, WINDOW, at_rest, MAX_SESSIONS)
@@ -125,6 +145,7 @@ def main() -> int:
         **provenance(),
         "minutes": arguments.minutes,
         "flags": FLAGS,
+        "environment": environment,
         "agents": AGENTS,
         "passed": told.passed,
         "figures": dataclasses.asdict(told),
@@ -155,6 +176,16 @@ def counters_at_rest(url: str) -> dict[str, float]:
         time.sleep(SAMPLE_SECONDS)
         counters = read_metrics(url)
     return counters
+
+
+def show_memory(samples: list[soak.Sample]) -> None:
+    """MiB of each process, at about a dozen moments of the run."""
+    names = sorted(samples[-1].resident)
+    table = Table("seconds", *names, title="resident memory, MiB")
+    for sample in samples[:: max(1, len(samples) // 12)]:
+        sizes = [f"{sample.resident.get(name, 0) / 2**20:.0f}" for name in names]
+        table.add_row(f"{sample.seconds:.0f}", *sizes)
+    Console().print(table)
 
 
 def show(told: soak.Figures) -> None:

@@ -51,6 +51,7 @@ class SessionWorld(World):
         trigger: int,
         scorer: str = SCORER,
         habits: random.Random | None = None,
+        max_sessions: int = 1024,
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
@@ -71,7 +72,7 @@ class SessionWorld(World):
             sampling_observer=None,
         )
         self.runtime = Runtime(
-            Settings(scorer=scorer, trigger=trigger, recent=8),
+            Settings(scorer=scorer, trigger=trigger, recent=8, max_sessions=max_sessions),
             SimpleNamespace(
                 tp_worker=SimpleNamespace(model_runner=runner),
                 tree_cache=self.cache,
