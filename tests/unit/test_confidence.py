@@ -85,6 +85,17 @@ def test_the_trace_is_the_lowest_tenth_of_the_window_minima(length: int, seed: i
     assert trace.slope() == pytest.approx(slope, abs=1e-9)
 
 
+def test_one_low_token_is_all_of_a_short_trace() -> None:
+    """It is the minimum of the eight windows that hold it, and a tenth of 80 windows: no trend before some 700 tokens."""
+    series = np.random.default_rng(0).normal(10, 1, 1000)
+    series[200] = 1.0
+    trace, slopes = ConfidenceTrace(), {}
+    for value in series:
+        trace.append(float(value))
+        slopes[len(trace)] = trace.slope()
+    assert all(slopes[windows] == 0 for windows in range(30, 72)) and slopes[len(trace)] > 0
+
+
 def test_what_is_no_number_is_left_out() -> None:
     trace = ConfidenceTrace()
     for i in range(2 * WINDOW):
