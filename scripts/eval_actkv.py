@@ -1,6 +1,6 @@
 """ActKV on a real server: sessions of tool calls, with the budget that follows the model's confidence, against others.
 
-    python scripts/eval_actkv.py --sessions 6 --together 3       # about half an hour on two cores
+    python scripts/eval_actkv.py --sessions 3 --together 3       # a quarter of an hour on two cores
     python scripts/plot_results.py docs/results/actkv.json
 
 The sessions of `eval_agents.py` without sub-agents and with more late questions, answered by calls that SGLang's constrained
@@ -34,7 +34,7 @@ from intentkv.evals.sessions import Session, make_session
 
 console = Console(stderr=True)
 OTHERS = ("actkv", "snapkv", "streaming", "intent")
-# In calls SmolLM2 knows little of the code reviews, even with nothing dropped (docs/actkv.md).
+# In calls SmolLM2 knows hardly anything of the code reviews, even with nothing dropped (docs/actkv.md).
 WORLDS = ("order-desk", "operations-log", "travel")
 LATE = 20  # turns that only ask: a trend of the confidence needs some hundred tokens
 FLAGS = ("--enable-intentkv", "--intentkv-scorer", "actkv", "--intentkv-budget", AUTO, "--intentkv-trigger", "64")
@@ -46,7 +46,7 @@ HERMES = ("--intentkv-action-template", "hermes")
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sessions", type=int, default=6, help="families in turn (default: %(default)s)")
+    parser.add_argument("--sessions", type=int, default=3, help="families in turn (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=500, help="of each family's first session (default: %(default)s)")
     parser.add_argument("--together", type=int, default=1, help="sessions at once (default: 1)")
     parser.add_argument("--out", type=Path, default=cache_folder("evals") / "actkv.json", help="default: %(default)s")

@@ -90,7 +90,7 @@ class TestPruning:
             assert report["dropped_tokens"] > 1000
         assert right["intent"] >= right["random"]
 
-    def test_tool_calls_are_watched_and_move_the_budget(self, intentkv_server: Server) -> None:
+    def test_actkv_watches_tool_calls_under_a_budget_that_never_shrinks(self, intentkv_server: Server) -> None:
         """ActKV on calls that a grammar makes the model write: a region each, and a budget that never shrinks."""
         session = tool_calling(make_session(FAMILIES["travel"], seed=1, records=2, late=4))
         params = {"intentkv_scorer": "actkv", "intentkv_budget": "auto"}
