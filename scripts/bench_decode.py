@@ -6,7 +6,8 @@
 Times the whole model: SGLang's own ModelRunner, CUDA graphs included where there are any. The KV pool is filled with random
 numbers instead of a prefill, which costs a decode step nothing. All three kinds run on one attention backend: "stock" is
 that backend reading whole rows, so on a CPU it is faster than SGLang's own torch_native. One step of each kind in turn, so
-that what slows the machine slows all three; medians of the ratios of neighbouring steps.
+that what slows the machine slows all three; medians of the ratios of neighbouring steps. Beside them, what a budget of `auto` adds:
+the confidence of the tokens of each pruned step, from its logits, over that step.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from rich.table import Table
 from intentkv.apply.live_view import LiveViews
 from intentkv.engine import live_backends
 from intentkv.evals.model import model_path, tiny_checkpoint
+from intentkv.observe.confidence import token_confidence
 
 console = Console(stderr=True)
 
@@ -73,8 +75,11 @@ def fill(runner: Any, views: LiveViews, first_row: int, batch: int, length: int,
     return Requests(rows, length, slots)
 
 
-def decode(runner: Any, requests: Requests, step: int, ours: bool) -> float:
-    """Milliseconds of one decode step, `step` tokens after the start; live views are shown to it only if it is `ours`."""
+def decode(runner: Any, requests: Requests, step: int, ours: bool) -> tuple[float, float]:
+    """Milliseconds of one decode step, `step` tokens after the start, and of the confidence of its tokens.
+
+    Live views are shown to the step only if it is `ours`.
+    """
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
@@ -101,14 +106,20 @@ def decode(runner: Any, requests: Requests, step: int, ours: bool) -> float:
     device.synchronize()
     start = time.perf_counter()
     views.running = requests.rows if ours else None
-    runner.forward(forward_batch)
+    logits = runner.forward(forward_batch).logits_output.next_token_logits
     views.running = None
     device.synchronize()
-    return 1e3 * (time.perf_counter() - start)
+    stepped = time.perf_counter()
+    token_confidence(logits)
+    device.synchronize()
+    return 1e3 * (stepped - start), 1e3 * (time.perf_counter() - stepped)
 
 
-def measure(runner: Any, arguments: argparse.Namespace) -> dict[str, list[float]]:
-    """Milliseconds of every timed step, by kind; the steps of one index are neighbours in time."""
+def measure(runner: Any, arguments: argparse.Namespace) -> tuple[dict[str, list[float]], list[float]]:
+    """Milliseconds of every timed step, by kind, and of the confidence of each pruned one's tokens.
+
+    The steps of one index are neighbours in time.
+    """
     views = LiveViews(runner.req_to_token_pool.req_to_token)
     live_backends.attach_views(runner.attn_backend, views)
     pool = runner.token_to_kv_pool
@@ -125,13 +136,15 @@ def measure(runner: Any, arguments: argparse.Namespace) -> dict[str, list[float]
         for n, (name, (length, live)) in enumerate(sizes.items())
     }
     times: dict[str, list[float]] = {name: [] for name in kinds}
+    confidence: list[float] = []
     for step in range(warm + arguments.steps):
         order = list(kinds) if step % 2 else list(kinds)[::-1]
         for name in order:
-            milliseconds = decode(runner, kinds[name], step, ours=name == "pruned")
+            milliseconds, after = decode(runner, kinds[name], step, ours=name == "pruned")
             if step >= warm:
                 times[name].append(milliseconds)
-    return times
+                confidence += [after] if name == "pruned" else []
+    return times, confidence
 
 
 def main() -> None:
@@ -162,12 +175,13 @@ def main() -> None:
                 Path(folder), kind="qwen3", layers=layers, heads=heads, kv_heads=kv_heads, head_dim=128
             )
         runner = start_runner(model, flags)
-        times = measure(runner, arguments)
-    show(times, runner, arguments)
+        times, confidence = measure(runner, arguments)
+    show(times, confidence, runner, arguments)
 
 
-def show(times: dict[str, list[float]], runner: Any, arguments: argparse.Namespace) -> None:
+def show(times: dict[str, list[float]], confidence: list[float], runner: Any, arguments: argparse.Namespace) -> None:
     long, short, pruned = (np.array(series) for series in times.values())
+    share = np.array(confidence) / pruned
     faster, slower = long / pruned, pruned / short
     backend = type(runner.attn_backend).__name__
     table = Table(
@@ -181,10 +195,16 @@ def show(times: dict[str, list[float]], runner: Any, arguments: argparse.Namespa
     console.print(table)
     console.print(f"faster than stock at the logical length: {np.median(faster):.2f}x")
     console.print(f"time over stock at the live length:      {np.median(slower):.3f}")
+    console.print(
+        f"confidence of its tokens, over the step: {np.median(share):.2%}, {statistics.median(confidence):.3f} ms"
+    )
     if arguments.json:
         result = {
             "speedup_over_stock_8k": round(float(np.median(faster)), 3),
             "time_over_stock_1k": round(float(np.median(slower)), 4),
+            "confidence_over_step": round(float(np.median(share)), 5),
+            "confidence_milliseconds": round(statistics.median(confidence), 4),
+            "spread_confidence": [round(float(np.percentile(share, p)), 5) for p in (25, 75)],
             "spread_speedup": [round(float(np.percentile(faster, p)), 3) for p in (25, 75)],
             "spread_time": [round(float(np.percentile(slower, p)), 4) for p in (25, 75)],
             "logical": arguments.logical,

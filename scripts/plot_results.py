@@ -1,4 +1,4 @@
-"""Draws what lies under docs/results/: of agent sessions accuracy against mean live tokens, of benchmarks their main figures.
+"""Draws what lies under docs/results/: of agent sessions accuracy against mean live tokens, of ActKV's the turns, of benchmarks the main figures.
 
 python scripts/plot_results.py                       # docs/results/*.json, each beside its file as .png
 python scripts/plot_results.py result.json ...
@@ -10,7 +10,7 @@ import argparse
 import json
 from pathlib import Path
 
-from intentkv.evals.plot import DRAWN, draw_ablation, draw_agents, draw_figures
+from intentkv.evals.plot import DRAWN, draw_ablation, draw_actkv, draw_agents, draw_figures
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 
@@ -21,7 +21,8 @@ def main() -> int:
     for path in parser.parse_args().files or sorted(RESULTS.glob("*.json")):
         result = json.loads(path.read_text())
         kind = result.get("kind")
-        draw = {"agents": draw_agents, "ablation": draw_ablation}.get(kind, draw_figures if kind in DRAWN else None)
+        own = {"agents": draw_agents, "ablation": draw_ablation, "actkv": draw_actkv}
+        draw = own.get(kind, draw_figures if kind in DRAWN else None)
         if draw is not None:
             draw(result, path.with_suffix(".png"))
             print(path.with_suffix(".png"))

@@ -55,7 +55,10 @@ def play(
 
     Raises:
         openai.OpenAIError: the server refused a request, gave it up, or did not answer within TURN_SECONDS.
+        ValueError: `session` wants answers under a regular expression, and the server is no SGLang.
     """
+    if session.regex and not sglang:
+        raise ValueError(f"{url} is no SGLang server, so nothing holds the answers of {session.name} to their form")
     client = connect(url)
     name = " ".join([session.name, *(f"{key}={value}" for key, value in sorted((params or {}).items()))])
     transcript = Transcript(session)
@@ -67,6 +70,8 @@ def play(
             "no_stop_trim": True,  # the next prompt then goes on from exactly what was generated
             "custom_params": params or {},
         }
+        if session.regex:
+            own["regex"] = session.regex
         if forget:
             own["cache_salt"] = f"{name} turn {number}"
         start = time.monotonic()

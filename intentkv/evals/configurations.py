@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, get_args
+from typing import Any, Final, Literal, get_args
 
 from intentkv.config import Layout
 
 FULL = "full"
 AS_PUBLISHED: Final = "as-published"
+AUTO: Final = "auto"
 LAYOUTS: Final = (*get_args(Layout), AS_PUBLISHED)
 
 
@@ -25,12 +26,12 @@ class Configuration:
         scorer: None for the full cache.
         percent: the budget as a share of the mean number of tokens that the sessions have at their end with the full
             cache. It is the same number for every turn of every session: a share of what a turn has would drop from the
-            first turn on, and could not be compared with what a fixed budget drops.
+            first turn on, and could not be compared with what a fixed budget drops. AUTO leaves it to the server.
         layout: one of LAYOUTS.
     """
 
     scorer: str | None
-    percent: float
+    percent: float | Literal["auto"]
     layout: str
 
     @property
@@ -38,7 +39,7 @@ class Configuration:
         """`full`, or `scorer@budget`; a layout other than the default one is named too: `snapkv@25%/mask`."""
         if self.scorer is None:
             return FULL
-        budget = f"{self.scorer}@{self.percent:g}%"
+        budget = f"{self.scorer}@{self.percent if self.percent == AUTO else f'{self.percent:g}%'}"
         return budget if self.layout == "reclaim" else f"{budget}/{self.layout}"
 
     @property
@@ -53,8 +54,8 @@ class Configuration:
         """
         if self.scorer is None:
             return {"intentkv_enabled": False}
-        tokens = max(1, round(mean_final * self.percent / 100))
-        return {"intentkv_scorer": self.scorer, "intentkv_budget": tokens}
+        budget = AUTO if self.percent == AUTO else max(1, round(mean_final * self.percent / 100))
+        return {"intentkv_scorer": self.scorer, "intentkv_budget": budget}
 
 
 def layout_flags(layout: str) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
-from intentkv.evals.configurations import FULL
+from intentkv.evals.configurations import AUTO, FULL
 
 
 def lines(summary: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -69,6 +71,56 @@ def draw_ablation(result: dict[str, Any], path: Path) -> None:
     series = {f"{budget} %": [100 * kept[name][budget] for name in kept] for budget in budgets}
     title = f"facts of the history live in full, %, {len(result['sessions'])} sessions, commit {result['commit']}"
     _draw_bars(list(kept), series, title, path)
+
+
+def by_turn(plays: list[dict[str, Any]], configuration: str, key: str) -> list[list[float]]:
+    """`key` of every completed turn, turn after turn, for each session that was played in `configuration`."""
+    own = [play["turns"] for play in plays if play["configuration"] == configuration]
+    return [[turn[key] for turn in turns if turn["completed"]] for turns in own]
+
+
+def draw_actkv(result: dict[str, Any], path: Path) -> None:
+    """Writes budget, confidence slope and live tokens by turn to `path`; `result` is that of `scripts/eval_actkv.py`.
+
+    A thin line a session and a thick one for their mean; of live tokens only the means, one a configuration.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 9), layout="constrained")
+    FigureCanvasAgg(figure)
+    plays = result["plays"]
+    budget, slope, live = figure.subplots(3, sharex=True)
+    for axes, key in ((budget, "budget_tokens"), (slope, "confidence_slope")):
+        sessions = by_turn(plays, f"actkv@{AUTO}", key)
+        for values in sessions:
+            axes.plot(range(1, 1 + len(values)), values, color="tab:blue", alpha=0.3, linewidth=1)
+        mean = _mean_by_turn(sessions)
+        axes.plot(range(1, 1 + len(mean)), mean, color="tab:blue", linewidth=2.5)
+    slope.axhline(0, color="black", linewidth=0.7, linestyle=":")
+    for name in dict.fromkeys(play["configuration"] for play in plays):
+        mean = _mean_by_turn(by_turn(plays, name, "live_tokens"))
+        right = result["summary"][f"{FULL}@100%" if name == FULL else name]["accuracy"]
+        style = {"color": "black", "linestyle": ":"} if name == FULL else {}
+        live.plot(range(1, 1 + len(mean)), mean, marker=".", label=f"{name}: {right:.0%} right", **style)
+    budget.set_ylabel("budget of auto, tokens")
+    slope.set_ylabel("slope of the confidence, nats a step")
+    live.set_ylabel("live tokens, mean")
+    live.set_xlabel("turn")
+    live.legend(fontsize=8)
+    plan = result["plan"]
+    budget.set_title(
+        f"{plan['model']}, {plan['sessions']} sessions of tool calls, commit {result['commit']}", fontsize=10
+    )
+    for axes in (budget, slope, live):
+        axes.grid(alpha=0.2)
+    figure.savefig(path, dpi=130, metadata={"Software": None})
+
+
+def _mean_by_turn(sessions: list[list[float]]) -> list[float]:
+    """The mean over the sessions that have this turn."""
+    turns = zip_longest(*sessions)
+    return [statistics.fmean(value for value in turn if value is not None) for turn in turns]
 
 
 def draw_figures(result: dict[str, Any], path: Path) -> None:

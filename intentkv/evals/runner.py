@@ -156,7 +156,8 @@ def _sample(result: TurnResult) -> dict[str, Any]:
 def token_sample(counts: dict[str, Any], seconds: float) -> dict[str, Any]:
     """Figures of one answer; `counts` as `token_counts` gives them.
 
-    Tokens at its end; a server without intentkv's report reads every token it has.
+    Tokens at its end; a server without intentkv's report reads every token it has. What only a budget of `auto` or ActKV
+    reports is there where they do.
     """
     logical = counts["prompt_tokens"] + counts["completion_tokens"]
     told = counts["intentkv"] or {}
@@ -171,4 +172,5 @@ def token_sample(counts: dict[str, Any], seconds: float) -> dict[str, Any]:
         "freed_slots": told.get("freed_slots", 0),
         "score_ms": told.get("score_ms", 0.0),
         "seconds": round(seconds, 3),
+        **{name: told[name] for name in ("budget_tokens", "confidence_slope", "action_regions") if name in told},
     }

@@ -51,7 +51,7 @@ class Session:
     """A system prompt (or "") and the turns after it, in the order they are played. `name` is family and seed.
 
     An answer ends with `stop` or after `answer_tokens` tokens. By default it is one sentence: SmolLM2 says it again and
-    again, and later copies that.
+    again, and later copies that. `regex` is what an SGLang server lets it be, and ends it with.
     """
 
     name: str
@@ -59,6 +59,7 @@ class Session:
     turns: tuple[Turn, ...]
     answer_tokens: int = 24
     stop: str | None = "."
+    regex: str | None = None
 
 
 class Transcript:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from intentkv.evals.calls import CALL, tool_calling
 from intentkv.evals.client import play
 from intentkv.evals.families import FAMILIES
 from intentkv.evals.model import model_path
@@ -86,6 +89,20 @@ class TestPruning:
                 assert report["live_tokens"] <= most
             assert report["dropped_tokens"] > 1000
         assert right["intent"] >= right["random"]
+
+    def test_actkv_watches_tool_calls_under_a_budget_that_never_shrinks(self, intentkv_server: Server) -> None:
+        """ActKV on calls that a grammar makes the model write: a region each, and a budget that never shrinks."""
+        session = tool_calling(make_session(FAMILIES["travel"], seed=1, records=2, late=4))
+        params = {"intentkv_scorer": "actkv", "intentkv_budget": "auto"}
+        budgets = []
+        for result in play(session, intentkv_server.url, params=params):
+            report = result.intentkv
+            assert report is not None and re.fullmatch(CALL, result.answer), result.answer
+            assert report["action_regions"] == 1 and sum(report["access"].values()) > 0
+            assert np.isfinite(report["confidence_slope"])
+            budgets.append(report["budget_tokens"])
+        assert report["dropped_tokens"] > 0
+        assert budgets == sorted(budgets) and set(budgets) <= {512, 896, 1568, 2744}
 
     def test_sixty_four_sessions_at_once(self, intentkv_server: Server) -> None:
         """Each answer belongs to its own session, and nobody reads anybody's secret."""

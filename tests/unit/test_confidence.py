@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from intentkv.keep.auto_budget import AutoBudgets
-from intentkv.observe.confidence import STRIDE, WINDOW, ConfidenceTrace, token_confidence
+from intentkv.observe.confidence import STRIDE, WINDOW, ConfidenceTrace, _largest, token_confidence
 
 VOCABULARY = 1000
 
@@ -48,13 +48,24 @@ def test_its_least_value_is_log_k_and_not_the_flat_distribution() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("vocabulary", [5, 19, 20, 21, 400])
+@pytest.mark.parametrize("vocabulary", [5, 19, 20, 21, 400, 1280, 1344, 1349, 49152])
 def test_it_is_what_the_formula_says(vocabulary: int, dtype: torch.dtype) -> None:
     logits = (3 * torch.randn(6, vocabulary, generator=torch.Generator().manual_seed(1))).to(dtype)
     before = logits.clone()
     expected = [loop_confidence(row.double().tolist(), 20) for row in logits]
     assert token_confidence(logits).tolist() == pytest.approx(expected, rel=1e-5)
     assert torch.equal(logits, before)
+
+
+@given(st.integers(20 * 64, 3000), st.integers(1, 40), st.integers(0, 2**32 - 1))
+def test_the_likeliest_are_found_wherever_they_lie(vocabulary: int, values: int, seed: int) -> None:
+    """Few values, so that many are equal, and most of them -inf: as `topk` over the whole vocabulary, bit for bit."""
+    rng = np.random.default_rng(seed)
+    logits = torch.from_numpy(rng.integers(0, values, (3, vocabulary)).astype(np.float32))
+    logits[torch.from_numpy(rng.random((3, vocabulary)) < rng.random())] = -torch.inf
+    logits[:, 0] = 1.0
+    found = _largest(logits, 20).sort(dim=1).values
+    assert torch.equal(found, logits.topk(20, dim=1).values.sort(dim=1).values)
 
 
 def test_a_forbidden_token_does_not_hide_the_others() -> None:
@@ -83,6 +94,17 @@ def test_the_trace_is_the_lowest_tenth_of_the_window_minima(length: int, seed: i
     assert trace.trace().tolist() == expected
     slope = np.polyfit(np.arange(len(expected)), expected, 1)[0] if len(expected) > 1 else 0.0
     assert trace.slope() == pytest.approx(slope, abs=1e-9)
+
+
+def test_one_low_token_is_all_of_a_short_trace() -> None:
+    """It is the minimum of the eight windows that hold it, and a tenth of 80 windows: no trend before some 700 tokens."""
+    series = np.random.default_rng(0).normal(10, 1, 1000)
+    series[200] = 1.0
+    trace, slopes = ConfidenceTrace(), {}
+    for value in series:
+        trace.append(float(value))
+        slopes[len(trace)] = trace.slope()
+    assert all(slopes[windows] == 0 for windows in range(30, 72)) and slopes[len(trace)] > 0
 
 
 def test_what_is_no_number_is_left_out() -> None:
