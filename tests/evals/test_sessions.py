@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from intentkv.evals.draws import Fresh, digits
-from intentkv.evals.families import FAMILIES, LONG_FACTS
+from intentkv.evals.families import FAMILIES, HELD_OUT, LONG_FACTS
 from intentkv.evals.sessions import Session, Transcript, is_right, make_session
 
 SEEDS = range(20)
@@ -130,8 +130,8 @@ def test_some_families_are_dense_in_surprising_lines_that_nobody_asks_about(fami
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_facts_are_short_among_long_filler_or_long_among_short_filler(family: str) -> None:
-    """In characters of a sentence or line, so that a ranking by length alone does well on one kind and not on the other."""
+def test_facts_are_shorter_than_the_filler_or_longer_or_as_long(family: str) -> None:
+    """In characters of a sentence or line, so that a ranking by length alone does not do well on every kind."""
     played = session(family, 1)
     facts, filler = [], []
     for content in {m["content"] for turn in played.turns for m in turn.messages if m["role"] == "tool"}:
@@ -142,6 +142,8 @@ def test_facts_are_short_among_long_filler_or_long_among_short_filler(family: st
     assert len(facts) == 5 * 3
     if family in LONG_FACTS:
         assert min(facts) > 90 and statistics.median(filler) < 40
+    elif family in HELD_OUT:
+        assert min(filler) <= min(facts) and max(facts) <= max(filler)
     else:
         assert max(facts) < 70 and statistics.median(filler) > 90
 
