@@ -47,8 +47,18 @@ from intentkv.evals.sessions import Session
 from intentkv.score.registry import SCORERS
 
 console = Console(stderr=True)
-# What servers do by default, surprise, and the published baselines. The other scorers are for ablations, or need more flags.
-COMPARED = ["intent", "surprise", "streaming", "snapkv", "h2o", "keydiff", "expected-attention", "r-kv", "random"]
+# What servers do by default, and the published baselines. The other scorers are for ablations, or need more flags.
+COMPARED = [
+    "intent",
+    "streaming",
+    "snapkv",
+    "h2o",
+    "keydiff",
+    "expected-attention",
+    "r-kv",
+    "random",
+    "random-sentence",
+]
 
 
 def main() -> int:
