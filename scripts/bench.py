@@ -41,14 +41,14 @@ ON_GPU = {
     "gpu_kernels": ["bench_kernels.py", "--op", "compact,recover"],
     "gpu_decode": ["bench_decode.py", "--qwen3", "28", "16", "8"],
 }
-# Every published baseline beside the default.
+# Every published baseline beside the default, on sessions that nothing was chosen on.
 SCORERS = [
     "intent", "streaming", "snapkv", "h2o", "keydiff", "expected-attention", "r-kv", "random", "random-sentence",
 ]  # fmt: skip
 # These write their own file. One server plays all of an evaluation's configurations, as each request names its own.
 WRITTEN = {
-    "ablation": ["ablate_scores.py", "--sessions", "8"],
-    "agents": ["eval_agents.py", "--sessions", "4", "--together", "4", "--scorers", *SCORERS],
+    "ablation_small": ["ablate_scores.py", "--sessions", "8"],
+    "agents": ["eval_agents.py", "--sessions", "4", "--seed", "960", "--together", "4", "--scorers", *SCORERS],
 }
 
 
