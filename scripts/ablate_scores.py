@@ -26,7 +26,7 @@ from intentkv.evals.plan import add_session_arguments, planned_sessions
 from intentkv.evals.provenance import provenance
 from intentkv.observe.segments import LONGEST
 from intentkv.score.base import Need, ScoreInput, Scorer
-from intentkv.score.intent import LENGTH, TOP, UNGUESSED, IntentScorer, largest_in_segments, word_surprise
+from intentkv.score.intent import TOP, UNGUESSED, IntentScorer, largest_in_segments, word_surprise
 from intentkv.score.registry import make_scorer
 from intentkv.score.rule import RuleScorer
 
@@ -46,8 +46,12 @@ class Row:
     needs: frozenset[Need] = frozenset()
 
 
-def by_words(length: float = LENGTH, most: float = UNGUESSED) -> Callable[[ScoreInput], torch.Tensor]:
-    """`intent` without the dialogue; `length`: the power that a segment's length is taken to; `most`: nats that a word counts for."""
+def without_dialogue(x: ScoreInput) -> torch.Tensor:
+    return IntentScorer().score(dataclasses.replace(x, dialogue=torch.zeros(len(x.slots), dtype=torch.bool)))
+
+
+def by_words(length: float, most: float = UNGUESSED) -> Callable[[ScoreInput], torch.Tensor]:
+    """One order in place of two: worth over a segment's length to the power `length`; `most`: nats that a word counts for."""
 
     def score(x: ScoreInput) -> torch.Tensor:
         assert x.surprise is not None and x.words is not None
@@ -89,12 +93,12 @@ def asked_first(replay: Replay) -> Callable[[ScoreInput], torch.Tensor]:
 
 
 def times_rank(rule: RuleScorer, weight: float) -> Callable[[ScoreInput], torch.Tensor]:
-    """`intent without the dialogue`, times 1 + weight * rank of the memory's score averaged over the segment."""
+    """Worth over a segment's length to the 0.4, times 1 + weight * rank of the memory's score averaged over the segment."""
 
     def score(x: ScoreInput) -> torch.Tensor:
         sums, lengths = largest_in_segments(rule.score(x), x.segments, LONGEST)
         ranks = (sums / lengths).argsort(stable=True).argsort(stable=True) / max(1, len(x.slots))
-        return by_words()(x) * (1 + weight * ranks)
+        return by_words(0.4)(x) * (1 + weight * ranks)
 
     return score
 
@@ -105,10 +109,11 @@ def rows(head: str | None) -> dict[str, Row]:
     named = ("streaming", "random", "random-sentence", "keydiff", "snapkv")
     table = {
         "intent": Row(IntentScorer().score),
-        "intent without the dialogue": Row(by_words()),
-        "... words without a limit": Row(by_words(most=torch.inf)),
-        "... by the segment": Row(by_words(length=0)),
-        "... by the token": Row(by_words(length=1)),
+        "intent without the dialogue": Row(without_dialogue),
+        "by the segment": Row(by_words(0)),
+        "by the token": Row(by_words(1)),
+        "by the length to the 0.4": Row(by_words(0.4)),
+        "... words without a limit": Row(by_words(0.4, most=torch.inf)),
         "... x memory (0.3)": Row(times_rank(rule, 0.3)),
         "... x memory (1.0)": Row(times_rank(rule, 1.0)),
         "sum of 4 tokens, by the token": Row(by_tokens(4, 1)),

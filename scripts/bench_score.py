@@ -68,6 +68,7 @@ def score_input(captured: Captured, length: int) -> ScoreInput:
         layer_keys=pool.__getitem__,
         slots=slots[:history],
         positions=torch.arange(history),
+        share=0.25,
         segments=torch.arange(history) // 20,
         memory=torch.nn.functional.normalize(query, dim=-1),
         query=query,

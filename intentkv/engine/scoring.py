@@ -116,6 +116,7 @@ class Scoring:
         positions = torch.from_numpy(candidates(forced, state.holes))
         slots = self._rows[row, positions.to(self._rows.device)].long()
         asked = torch.from_numpy(query_positions(state.spans, length, state.holes))
+        history = int(np.count_nonzero(~forced))
         ids = _read(state, length)
         segments = segment_numbers(ids, self._marks)
         words = word_numbers(ids, segments, self._marks) if "words" in state.needs else None
@@ -128,6 +129,7 @@ class Scoring:
                 query=turn.query,
                 seed=zlib.crc32(state.session.encode()),
                 num_layers=self._layers,
+                share=state.budget.share(history),
                 segments=torch.from_numpy(segments)[positions],
                 surprise=None if self.surprise is None else self.surprise.by_slot[slots],
                 window=window_input(state, self._rows[row], length, self._scale),
@@ -136,22 +138,22 @@ class Scoring:
                 layer_values=self._pool.get_value_buffer if "values" in state.needs else None,
                 keep_scores=None if state.action is None else torch.from_numpy(state.action.keep.at(positions.numpy())),
                 query_slots=self._rows[row, asked.to(self._rows.device)].long(),
-                dialogue=self._dialogue(state, forced, positions) if "dialogue" in state.needs else None,
+                dialogue=_dialogue(state, history, positions) if "dialogue" in state.needs else None,
                 words=None if words is None else torch.from_numpy(words)[positions],
                 ranks=self._ranks,
             )
         )
         return Scored(self._ranks.first(scores.cpu().contiguous()).numpy(), forced, state.holes)
 
-    def _dialogue(self, state: RequestState, forced: np.ndarray, positions: Tensor) -> Tensor:
-        history = int(np.count_nonzero(~forced))
-        tokens = room(state.budget.tokens(history), history)
-        return torch.from_numpy(newest_that_fit(state.spans.said, positions.numpy(), tokens))
-
     def _scorer(self, name: str) -> Scorer:
         if name not in self._scorers:
             self._scorers[name] = make_scorer(name, self._settings)
         return self._scorers[name]
+
+
+def _dialogue(state: RequestState, history: int, positions: Tensor) -> Tensor:
+    tokens = room(state.budget.tokens(history), history)
+    return torch.from_numpy(newest_that_fit(state.spans.said, positions.numpy(), tokens))
 
 
 def _read(state: RequestState, length: int) -> np.ndarray:

@@ -177,6 +177,7 @@ def score_input(
         positions=slots,
         seed=zlib.crc32(replay.name.encode()),
         num_layers=len(keys),
+        share=Budget("fixed", budget).share(history),
         segments=torch.from_numpy(replay.segments[positions]),
         memory=memory,
         query=query,

@@ -139,7 +139,14 @@ def _sides(figures: dict[str, Any]) -> dict[str, float]:
 _FIGURES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, float]]]] = {
     "serving_quarter": ("finished turns per second, pool of a quarter", _sides),
     "serving_ample": ("finished turns per second, ample pool", _sides),
-    "decode": ("decode step, ms", lambda figures: figures["milliseconds"]),
+    "decode": (
+        "decode step, ms",
+        lambda figures: {
+            f"{kind}, {batch} requests": milliseconds
+            for batch, of in figures["by_batch"].items()
+            for kind, milliseconds in of["milliseconds"].items()
+        },
+    ),
     "overhead": (
         "time over stock with nothing pruned",
         lambda figures: {"decode step": figures["overhead"], "first token": figures["prefill_overhead"]},

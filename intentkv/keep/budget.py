@@ -44,6 +44,10 @@ class Budget:
             return int(self.value)
         return int(history_len * self.value / 100)
 
+    def share(self, history_len: int) -> float:
+        """The part of such a history that the budget is, in (0, 1]."""
+        return min(1.0, max(1, self.tokens(history_len)) / max(1, history_len))
+
     def __str__(self) -> str:
         if self.kind == "auto":
             return "auto"

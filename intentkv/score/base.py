@@ -74,6 +74,7 @@ class ScoreInput:
         num_layers: L.
         query_slots: `[q]` int64, rows in the paged keys of the tokens that `query` is the mean of, in order. May
             be empty.
+        share: of the history, dropped tokens included, that this event's budget keeps; in (0, 1].
         segments: `[n]` int64 on the CPU, ascending: the sentence, line or record each candidate belongs to (see
             `intentkv.observe.segments`). Forced and dropped tokens have numbers too, so some may be missing.
         surprise: for scorers that need "surprise": `[n]` float32, -log p of each candidate under the model itself when it was
@@ -97,6 +98,7 @@ class ScoreInput:
     positions: Tensor
     seed: int
     num_layers: int
+    share: float
     segments: Tensor
     memory: Tensor | None = None
     query: Tensor | None = None

@@ -113,7 +113,8 @@ class ExampleMaker:
                     query=query,
                     seed=0,
                     num_layers=layers,
-                    segments=torch.zeros_like(slots),  # neither the rule nor the head reads them
+                    share=1.0,  # neither the rule nor the head reads it, nor the segments
+                    segments=torch.zeros_like(slots),
                     query_slots=torch.from_numpy(asked),
                 )
                 trace.rows.append(

@@ -30,6 +30,7 @@ def positions_only(positions: torch.Tensor, seed: int = 0) -> ScoreInput:
         query=torch.ones(1, 1, 4),
         seed=seed,
         num_layers=1,
+        share=0.25,
         segments=positions // 7,
         surprise=torch.rand(positions.shape),
         window=Window(

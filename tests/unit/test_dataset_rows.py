@@ -110,6 +110,7 @@ def test_training_features_give_the_very_scores_of_serving(made: Any) -> None:
         layer_keys=pool.__getitem__,
         slots=row.positions + 5,
         positions=row.positions,
+        share=0.25,
         segments=torch.zeros_like(row.positions),
         memory=row.memory.expand(2, 4, 32),
         query=row.memory.expand(2, 4, 32),

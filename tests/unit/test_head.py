@@ -33,6 +33,7 @@ def make_input(
         layer_keys=keys.__getitem__,
         slots=slots[:n],
         positions=torch.arange(n),
+        share=0.25,
         segments=torch.zeros_like(torch.arange(n)),
         memory=torch.nn.functional.normalize(memory, dim=-1),
         query=memory,

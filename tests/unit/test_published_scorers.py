@@ -57,6 +57,7 @@ def make_case(
         layer_keys=lambda layer: pool[layer][0],
         slots=slots[chosen],
         positions=chosen,
+        share=0.25,
         segments=chosen // 7,
         memory=torch.zeros(LAYERS, heads, DIM),
         query=torch.randn(LAYERS, heads, DIM, generator=generator),

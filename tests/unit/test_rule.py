@@ -38,6 +38,7 @@ def make_input(
         query=memory,
         seed=0,
         num_layers=layers,
+        share=0.25,
         segments=torch.arange(n),
     )
     return x, keys
