@@ -46,6 +46,15 @@ def test_the_drop_is_exact_and_never_forced_nor_dropped_before(event: tuple) -> 
     assert len(drop) == droppable(forced, holes, budget, trigger)
 
 
+@pytest.mark.parametrize(
+    ("budget", "history", "share"),
+    [("25%", 1000, 0.25), (250, 1000, 0.25), (8192, 1000, 1.0), ("100%", 7, 1.0), ("1%", 10, 0.1), (5, 0, 1.0)],
+)
+def test_the_share_of_the_history_that_a_budget_is(budget: object, history: int, share: float) -> None:
+    """Above 0 and at most 1, however short the history."""
+    assert Budget.parse(budget).share(history) == share
+
+
 @given(events())
 def test_what_stays_is_no_worse_than_what_goes_and_later_where_equal(event: tuple) -> None:
     scores, forced, holes, _, _ = event
